@@ -22,7 +22,6 @@ from bsweep.core.ranks import Place
 from bsweep.data import augment
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
-from bsweep.runlog.records import Round
 from bsweep.strategies.diloco import Arrivals, DiLoCo
 from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes that `trained` starts)
     CONTRACT,
@@ -448,7 +447,7 @@ def test_a_network_aware_run_measures_the_exchange_and_the_codec(
         worker._round = number
         both = torch.tensor([spent, spent], dtype=torch.float64)
         worker._close_round(1, arrivals(began, arrived), arrived + sum(spent), both)
-        rounds = tuple(record for record in worker.records if isinstance(record, Round))
+        rounds = tuple(worker.records)
         worker.records = []
         policy.observe(
             batching.Seen(0.0, rounds, torch.zeros(3), lambda values: values.unsqueeze(0))

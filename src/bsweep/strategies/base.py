@@ -21,7 +21,7 @@ from bsweep.numerics.clock import Mark, mark, seconds_between
 from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.records import Event, Round, Traffic
+from bsweep.runlog.records import Round, Traffic
 
 
 @dataclass
@@ -268,7 +268,7 @@ class Strategy(ABC):
             value: This worker's object.
 
         Returns:
-            One object for each worker that still takes part, by rank.
+            One object for each worker, by rank.
         """
         mine = torch.tensor(list(json.dumps(value).encode()), dtype=torch.float64)
         lengths = (
@@ -385,7 +385,7 @@ class Strategy(ABC):
             model: This worker's model, or the part of it that it holds.
 
         Returns:
-            The tensors; those of the lowest rank that still takes part count.
+            The tensors; those of rank 0 count.
         """
         return dict(model.state_dict())
 
@@ -556,8 +556,8 @@ class Rounds(Strategy):
         self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
     ) -> None:
         super().__init__(config, strategy, place, paths)
-        self.records: list[Event | Round] = []
-        """The records of rounds and events that the training loop has not yet written.
+        self.records: list[Round] = []
+        """The records of rounds that the training loop has not yet written.
 
         They are the same on all workers. The loop writes them and empties the list.
         """

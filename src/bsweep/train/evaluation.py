@@ -134,7 +134,7 @@ def evaluate(job: Job, part: Part) -> Scores:
     if job.config.average_batchnorm:
         average_batchnorm(job)
     loss, correct, num_labels = job.sums(_scores_of_own_examples(job, part))
-    return _finite(loss / num_labels), _finite(correct / num_labels)
+    return finite(loss / num_labels), finite(correct / num_labels)
 
 
 def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
@@ -199,5 +199,6 @@ def average_batchnorm(job: Job) -> None:
         statistic.copy_(mean.view_as(statistic))
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """Return a number; None if it is infinite or NaN."""
     return value if abs(value) < float("inf") else None

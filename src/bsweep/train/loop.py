@@ -121,7 +121,7 @@ def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> No
 def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float) -> Epoch:
     own = (cursor.totals + cursor.recent).tolist()
     loss, correct, labels, joules = job.sums(torch.tensor([*own, own_joules], dtype=torch.float64))
-    if _finite(loss) is None:
+    if evaluation.finite(loss) is None:
         _diverge(job, f"the training loss became {loss / labels} in epoch {cursor.epoch}")
     seconds = clock.seconds()
     traffic = asdict(job.strategy.traffic())
@@ -142,7 +142,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
         num_steps=len(seconds),
         train_seconds=sum(seconds),
         train_loss=loss / labels,
-        train_accuracy=_finite(correct / labels),
+        train_accuracy=evaluation.finite(correct / labels),
         test_loss=test_loss,
         test_accuracy=test_accuracy,
         images_per_second=labels / job.inputs.labels_per_example / sum(seconds),
@@ -163,7 +163,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
 
 
 def _worker_memory(job: Job, peak_bytes: int | None) -> tuple[dict[str, Any], ...]:
-    """Return the memory of each worker that still takes part, in the form of `WorkerMemory`."""
+    """Return the memory of each worker, in the form of `WorkerMemory`."""
     own = WorkerMemory(
         parameter_bytes=job.vector.parameters.nbytes,
         gradient_bytes=job.vector.gradients.nbytes,
@@ -229,12 +229,11 @@ def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> 
     """Record a finished round, and show its measurements to the batching policy, which may then
     change the batch size.
     """
-    records = _record_rounds(job)
-    rounds = tuple(record for record in records if isinstance(record, Round))
+    rounds = _record_rounds(job)
     _record_noise(job, cursor)
     seen = Seen(
         epochs_done=cursor.epochs_done(),
-        rounds=rounds,
+        rounds=tuple(rounds),
         sums=sums,
         gather=job.strategy.gather,
         noise=job.noise.estimate(),
@@ -265,13 +264,13 @@ def _record_noise(job: Job, cursor: Cursor) -> None:
     )
 
 
-def _record_rounds(job: Job) -> list[Event | Round]:
+def _record_rounds(job: Job) -> list[Round]:
     if not isinstance(job.strategy, Rounds):
         return []
     records, job.strategy.records = job.strategy.records, []
     job.record(*records)
     for record in records:
-        if isinstance(record, Round) and record.train_loss is None:
+        if record.train_loss is None:
             _diverge(job, f"the training loss became infinite or NaN in round {record.round}")
     return records
 
@@ -306,14 +305,14 @@ def _log_step(
         Step(
             epoch=cursor.epoch,
             step=cursor.num_steps,
-            train_loss=_finite(loss / labels) if labels else None,
+            train_loss=evaluation.finite(loss / labels) if labels else None,
             learning_rate=job.optimizer.param_groups[0]["lr"],
             images_per_second=clock.rate(labels / job.inputs.labels_per_example),
             global_batch=cursor.global_batch,
             epochs_done=epochs_done,
         )
     )
-    if _finite(loss) is None and strategy.in_step:
+    if evaluation.finite(loss) is None and strategy.in_step:
         _diverge(
             job,
             f"the training loss became {loss / labels} in epoch {cursor.epoch}, by step "
@@ -324,10 +323,6 @@ def _log_step(
 def _diverge(job: Job, message: str) -> NoReturn:
     job.record(End(status="diverged", message=message))
     raise Diverged(message)
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None
 
 
 def _quantile(values: list[float], q: float) -> float:

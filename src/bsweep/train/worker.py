@@ -78,7 +78,7 @@ def train(
 ) -> Job:
     """Train one point in this worker process, and return the worker's training job.
 
-    All workers call this together. The lowest rank that still takes part writes the records.
+    All workers call this together. Rank 0 writes the records.
 
     Args:
         config: The point's configuration.
