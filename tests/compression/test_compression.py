@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bsweep import compression
 from bsweep.compression import powersgd
-from bsweep.compression.base import Codec
+from bsweep.compression.base import Codec, Setting
 from bsweep.compression.dgc import DGC
 from bsweep.compression.payload import pack, unpack
 from bsweep.compression.topk import largest
@@ -71,7 +71,8 @@ def build(
 ) -> Codec:
     optimizer = SGD([vector.parameters], lr=1, momentum=momentum)
     config = configure(name, **changes)
-    codec = compression.build(config, vector, optimizer, seed=3, rank=rank, num_workers=4)
+    setting = Setting(vector=vector, optimizer=optimizer, seed=3, rank=rank, num_workers=4)
+    codec = compression.build(config, setting)
     assert codec is not None
     return codec
 
@@ -161,10 +162,9 @@ def test_every_codec_has_its_defaults() -> None:
 def test_nothing_is_built_for_one_worker_and_for_none(name: str) -> None:
     vector = make_vector()
     optimizer = SGD([vector.parameters], lr=1, momentum=0.9)
-    codec = compression.build(
-        configure(name), vector, optimizer, seed=0, rank=0, num_workers=1 if name != "none" else 2
-    )
-    assert codec is None
+    num_workers = 1 if name != "none" else 2
+    setting = Setting(vector=vector, optimizer=optimizer, seed=0, rank=0, num_workers=num_workers)
+    assert compression.build(configure(name), setting) is None
     assert optimizer.param_groups[0]["momentum"] == 0.9
 
 
@@ -328,7 +328,8 @@ def test_dgc_sends_what_momentum_sgd_would_have_moved(nesterov: bool) -> None:
     size, first, second = len(vector.gradients), 0, 1
     optimizer = SGD([vector.parameters], lr=1, momentum=0.9, nesterov=nesterov)
     config = configure("dgc", density=1 / size, warmup_densities=[])
-    codec = compression.build(config, vector, optimizer, seed=0, rank=0, num_workers=2)
+    setting = Setting(vector=vector, optimizer=optimizer, seed=0, rank=0, num_workers=2)
+    codec = compression.build(config, setting)
     assert isinstance(codec, DGC)
     reference = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     plain = SGD([reference], lr=1, momentum=0.9, nesterov=nesterov)
@@ -360,7 +361,8 @@ def test_dgc_leaves_the_optimizer_without_momentum() -> None:
     optimizer = SGD(
         [{"params": [half]} for half in halves], lr=0.5, momentum=0.9, nesterov=True, fused=True
     )
-    compression.build(configure("dgc"), vector, optimizer, seed=0, rank=0, num_workers=2)
+    setting = Setting(vector=vector, optimizer=optimizer, seed=0, rank=0, num_workers=2)
+    compression.build(configure("dgc"), setting)
     expected = vector.parameters - 0.5 * (1 + 2 + 3)
     for gradient in (1.0, 2.0, 3.0):
         for half in halves:

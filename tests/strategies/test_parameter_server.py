@@ -27,7 +27,7 @@ from torch._subclasses import FakeTensor
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
 from bsweep.numerics import optim
-from bsweep.numerics.vector import Slice
+from bsweep.numerics.vector import Slice, ranges
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json
 from bsweep.strategies import sharding
@@ -427,7 +427,7 @@ def test_a_server_holds_its_shard_only(tmp_path: Path) -> None:
     config, vector = configure("strategy.num_servers=8"), make_vector()
     assert isinstance(config.strategy, ParameterServerConfig)
     shard = sharding.shards(vector.slices, 8, config.strategy)[1]
-    ((start, stop),) = sharding.ranges(shard)
+    ((start, stop),) = ranges(shard)
     gc.collect()
     before = storages_alive()
     server = serve_made_up(tmp_path, vector.parameters[start:stop], shard, [range(5), range(5)])

@@ -13,7 +13,7 @@ from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics import optim
-from bsweep.numerics.vector import Shard, Slice, Vector, layout
+from bsweep.numerics.vector import Shard, Slice, Vector, layout, ranges
 from bsweep.strategies import sharding
 from tests.support.running import compose
 
@@ -74,9 +74,9 @@ def test_every_element_has_one_server(name: str, num_servers: int) -> None:
     assert len(shards) == num_servers
     owners = torch.zeros(slices[-1].stop, dtype=torch.int64)
     for shard in shards:
-        for start, stop in sharding.ranges(shard):
+        for start, stop in ranges(shard):
             owners[start:stop] += 1
-        assert sum(stop - start for start, stop in sharding.ranges(shard)) == sum(
+        assert sum(stop - start for start, stop in ranges(shard)) == sum(
             p.num_elements for p in shard
         )
         assert [part.is_matrix for part in shard] == sorted(

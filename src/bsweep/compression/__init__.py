@@ -9,36 +9,22 @@ copies. A codec's memory from step to step is its own, and is saved with the run
 
 from __future__ import annotations
 
-from torch.optim import Optimizer
-
 from bsweep.compression.base import Codec, Setting
 from bsweep.config import own
 from bsweep.config.card import resolve
 from bsweep.config.compression import OwnCodecConfig
 from bsweep.config.groups import CodecConfig
-from bsweep.numerics.vector import Flat
 
 __all__ = ["Codec", "Setting", "build"]
 
 
-def build(
-    config: CodecConfig,
-    vector: Flat,
-    optimizer: Optimizer,
-    *,
-    seed: int,
-    rank: int,
-    num_workers: int,
-) -> Codec | None:
+def build(config: CodecConfig, setting: Setting) -> Codec | None:
     """Return the codec of one worker's gradients, or None if the run has one worker or no codec.
 
     Call it before the first step: DGC takes the momentum over from the optimizer.
     """
-    if num_workers == 1 or not config.builds:
+    if setting.num_workers == 1 or not config.builds:
         return None
-    setting = Setting(
-        vector=vector, optimizer=optimizer, seed=seed, rank=rank, num_workers=num_workers
-    )
     codec: Codec = resolve(config.builds)(config, setting)
     return codec
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from bsweep.compression.base import Codec, Group, Setting
 from bsweep.config.compression import PowerSGDConfig
 from bsweep.core.randomness import seed_of
-from bsweep.numerics.vector import Slice
+from bsweep.numerics.vector import Slice, ranges
 
 
 class PowerSGD(Codec):
@@ -35,7 +35,7 @@ class PowerSGD(Codec):
         self.memory = torch.zeros_like(vector.gradients)
         self._matrices = [part for part in vector.slices if _pays(part, config.rank)]
         others = [part for part in vector.slices if not _pays(part, config.rank)]
-        self._others = _runs(others)
+        self._others = ranges(others)
         rights = [
             torch.randn(
                 _as_matrix(self.memory, part).shape[1],
@@ -135,17 +135,6 @@ def _as_matrix(vector: Tensor, part: Slice) -> Tensor:
     The order of its elements may differ from the tensor's. Any order works that all workers share.
     """
     return vector[part.start : part.stop].view(part.shape[0], -1)
-
-
-def _runs(parts: list[Slice]) -> list[tuple[int, int]]:
-    """Return the positions (start, stop) of slices in the gradient vector, with neighbours as one
-    part.
-    """
-    runs: list[tuple[int, int]] = []
-    for part in parts:
-        start = runs.pop()[0] if runs and runs[-1][1] == part.start else part.start
-        runs.append((start, part.stop))
-    return runs
 
 
 def _sums(tensors: list[Tensor], group: Group) -> list[Tensor]:

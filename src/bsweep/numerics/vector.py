@@ -41,6 +41,18 @@ class Slice:
         return self.stop - self.start
 
 
+def ranges(slices: Sequence[Slice]) -> list[tuple[int, int]]:
+    """Return the ranges (start, stop) of the flat vector that some of its slices cover.
+
+    Adjacent slices are joined to one range.
+    """
+    joined: list[tuple[int, int]] = []
+    for part in slices:
+        start = joined.pop()[0] if joined and joined[-1][1] == part.start else part.start
+        joined.append((start, part.stop))
+    return joined
+
+
 def part_of(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds: the whole tensor, unless it is a DTensor
     of torch, whose parts lie on several workers.

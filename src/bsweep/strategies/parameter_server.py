@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
-from bsweep.numerics.vector import Flat, Slice
+from bsweep.numerics.vector import Flat, Slice, ranges
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import WorkerLost, errors_reported
 from bsweep.runlog.files import RunPaths
@@ -234,7 +234,7 @@ class _Part:
     def __init__(self, vector: Flat, shard: Sequence[Slice], link: ToServer) -> None:
         self.link = link
         self._vector, self._shard = vector, shard
-        self._ranges = sharding.ranges(shard)
+        self._ranges = ranges(shard)
         count = sum(stop - start for start, stop in self._ranges)
         self.share = count / vector.parameters.numel()
         self.num_bytes = count * vector.parameters.element_size()

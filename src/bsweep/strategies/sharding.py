@@ -54,20 +54,6 @@ def shards(
     return tuple(tuple(sorted(parts, key=lambda part: part.start)) for parts in held)
 
 
-def ranges(shard: Sequence[Slice]) -> list[tuple[int, int]]:
-    """Return the ranges (start, stop) of the parameter vector that a server's shard covers.
-
-    Adjacent slices are joined to one range.
-    """
-    joined: list[tuple[int, int]] = []
-    for part in shard:
-        if joined and joined[-1][1] == part.start:
-            joined[-1] = joined[-1][0], part.stop
-        else:
-            joined.append((part.start, part.stop))
-    return joined
-
-
 def _assign(
     slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig
 ) -> Iterator[tuple[int, Slice]]:

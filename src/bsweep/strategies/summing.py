@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep import compression
-from bsweep.compression.base import Codec
+from bsweep.compression.base import Codec, Setting
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
@@ -52,14 +52,14 @@ class Summing(Strategy):
             ]
         for group, given in zip(groups, self._hyperparameters, strict=True):
             group.update(given)  # undo what a codec did: DGC takes the momentum over
-        self._codec = compression.build(
-            self._config.compression,
-            self._vector,
-            self._optimizer,
+        setting = Setting(
+            vector=self._vector,
+            optimizer=self._optimizer,
             seed=self._config.seed,
             rank=self.rank,
             num_workers=self.num_workers,
         )
+        self._codec = compression.build(self._config.compression, setting)
 
     @property
     def has_codec(self) -> bool:
