@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -254,6 +254,20 @@ def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
 def state_bytes(optimizer: Optimizer) -> int:
     """Return the bytes of this process's parts of an optimizer's state, such as momentum."""
     return sum(part_of(tensor).nbytes for tensor in _state_tensors(optimizer))
+
+
+@contextmanager
+def rates_set(optimizer: Optimizer, rates: Sequence[float]) -> Iterator[None]:
+    """Let the optimizer make its steps in the `with` block with other learning rates, one for each
+    of its groups.
+    """
+    groups = optimizer.param_groups
+    own = [group["lr"] for group in groups]
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
+    yield
+    for group, rate in zip(groups, own, strict=True):
+        group["lr"] = rate
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

@@ -142,7 +142,7 @@ class DDP(TorchStrategy, InBackward):
         )
         size = self._vector.gradients.numel() * element_bytes
         self._wire.count(2 * (self.num_workers - 1) * size // self.num_workers, 0)
-        self._count()
+        self._count(self._wire)
 
 
 def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:

@@ -85,12 +85,9 @@ class DeepSpeed(TorchStrategy, InEachPass):
             self._engine.step()
 
     def rehearse(self) -> None:
-        rates = [group["lr"] for group in self._optimizer.param_groups]
-        with optim.undone(self._optimizer):
-            optim.set_learning_rate(self._optimizer, 0.0)
+        zeros = [0.0] * len(self._optimizer.param_groups)
+        with optim.undone(self._optimizer), optim.rates_set(self._optimizer, zeros):
             self.step()
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         with self._whole(model):

@@ -11,8 +11,8 @@ each batch in flight. At the end of an epoch the flow is drained: all batches go
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -209,7 +209,7 @@ class PipeDream(Pipeline, Rounds):
         if self._delay > self._lag:  # a later batch goes forward with these weights
             self._versions.keep(self._versions.newest)
         self._sum_gradients(self._vector.gradients)
-        with _rates_of(self._optimizer, batch.rates):
+        with optim.rates_set(self._optimizer, batch.rates):
             self._optimizer.step()
         self._versions.add()
 
@@ -314,15 +314,3 @@ class Versions:
         """Drop all but the newest, from which numbers begin anew."""
         self.drop_before(self.newest + 1)
         self.newest = 0
-
-
-@contextmanager
-def _rates_of(optimizer: Optimizer, rates: list[float]) -> Iterator[None]:
-    """Make the optimizer's step in the `with` block with other learning rates."""
-    groups = optimizer.param_groups
-    own = [group["lr"] for group in groups]
-    for group, rate in zip(groups, rates, strict=True):
-        group["lr"] = rate
-    yield
-    for group, rate in zip(groups, own, strict=True):
-        group["lr"] = rate

@@ -212,9 +212,7 @@ class Pipeline(InParts, Staged):
             sent = gradients.bfloat16() if self._config.reduce == "bf16" else gradients
             self._all_reduce(sent, self._alike_wire)
             gradients.copy_(sent)
-        self.meter.sent_bytes += self._alike_wire.sent_bytes
-        self.meter.received_bytes += self._alike_wire.received_bytes
-        self._alike_wire.reset()
+        self._count(self._alike_wire)
 
     @contextmanager
     def _clipping(self) -> Iterator[None]:

@@ -59,7 +59,7 @@ class TorchStrategy(Strategy):
     def all_reduce(self, tensor: Tensor) -> None:
         with worker_lost():
             self._all_reduce(tensor, self._wire)
-        self._count()
+        self._count(self._wire)
 
     def all_gather(self, payload: Tensor) -> list[Tensor]:
         every = [torch.empty_like(payload) for _ in range(self.num_workers)]
@@ -68,7 +68,7 @@ class TorchStrategy(Strategy):
         self._wire.count(
             (self.num_workers - 1) * payload.numel() * payload.element_size(), self.num_workers - 1
         )
-        self._count()
+        self._count(self._wire)
         return every
 
     def divided(self, rows: Iterable[Iterable[int]]) -> dist.ProcessGroup:
@@ -90,11 +90,11 @@ class TorchStrategy(Strategy):
         _KEPT.append(group)
         return group
 
-    def _count(self) -> None:
-        self.meter.sent_bytes += self._wire.sent_bytes
-        self.meter.received_bytes += self._wire.received_bytes
-        self.meter.exchange_steps += self._wire.exchange_steps
-        self._wire.reset()
+    def _count(self, wire: Wire) -> None:
+        self.meter.sent_bytes += wire.sent_bytes
+        self.meter.received_bytes += wire.received_bytes
+        self.meter.exchange_steps += wire.exchange_steps
+        wire.reset()
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -87,9 +87,7 @@ class TensorParallel(Split):
             native(summed, self._between)
         if is_rounded:
             gradients.copy_(summed)
-        self.meter.sent_bytes += self._between.sent_bytes
-        self.meter.received_bytes += self._between.received_bytes
-        self._between.reset()
+        self._count(self._between)
 
     def _count_pass(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if model.training:
