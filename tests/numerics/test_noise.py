@@ -490,10 +490,9 @@ def test_a_strategy_that_lets_one_worker_step_for_all_is_told() -> None:
 
 def test_a_monitor_says_what_it_takes() -> None:
     monitor = bsweep.NoiseScale(nn.Linear(4, 3))
-    with pytest.raises(ValueError, match="takes a batch as"):
-        monitor.step(torch.zeros(8, 4))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="1 inputs and 2 targets"):
-        bsweep.NoiseScale(nn.Linear(4, 3)).step((torch.zeros(1, 4), torch.zeros(2)))
+    for batch in (torch.zeros(8, 4), (torch.zeros(1, 4), torch.zeros(2))):
+        with pytest.raises(ValueError, match="takes a batch as a pair of tensors of equal length"):
+            bsweep.NoiseScale(nn.Linear(4, 3)).step(batch)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="every=0 must be 1 or more: use every=50"):
         bsweep.NoiseScale(nn.Linear(4, 3), every=0)
     assert str(monitor) == "noise scale not identifiable (0 steps measured)"

@@ -119,12 +119,14 @@ def test_equal_parts_differ_by_one_element_at_most() -> None:
 
 @pytest.mark.parametrize("name", ["layer", "layer_round_robin"])
 def test_more_servers_than_layers_is_an_error_with_a_remedy(name: str) -> None:
-    with pytest.raises(ValueError, match=r"num_servers=5 .*4 layers.*sharding=memory"):
+    with pytest.raises(ValueError, match=r"num_servers=5 .*only 4 servers .*sharding=memory"):
         sharding.shards(layout(small_model()), 5, strategy(f"strategy.sharding={name}"))
 
 
 def test_a_server_without_a_chunk_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(ValueError, match=r"num_servers=64 .*chunk_bytes=4096000: .*smaller"):
+    with pytest.raises(
+        ValueError, match=r"num_servers=64 .*smaller strategy\.chunk_bytes than 4096000"
+    ):
         sharding.shards(layout(small_model()), 64, strategy("strategy.sharding=hashed_chunks"))
 
 
@@ -170,5 +172,5 @@ def test_a_run_is_checked_without_its_weights() -> None:
         return compose("local_batch=8", "model=tiny_cnn", *servers)
 
     sharding.check_sharding(run(2), num_classes=10, shape=(3, 32, 32))
-    with pytest.raises(ValueError, match="layers with parameters"):
+    with pytest.raises(ValueError, match="only 3 servers would hold"):
         sharding.check_sharding(run(100), num_classes=10, shape=(3, 32, 32))

@@ -141,20 +141,14 @@ def _flat(gradient: Tensor | None, parameter: Tensor) -> Tensor:
 def _checked(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     if (
         not isinstance(batch, tuple | list)
-        or len(batch) != 2
-        or not all(isinstance(one, Tensor) for one in batch)
+        or [isinstance(one, Tensor) for one in batch] != [True, True]
+        or len(batch[0]) != len(batch[1])
     ):
         raise ValueError(
-            "step(batch) takes a batch as a pair of tensors, (inputs, targets): call "
-            "monitor.step((x, y))."
+            "step(batch) takes a batch as a pair of tensors of equal length, (inputs, targets): "
+            "call monitor.step((x, y))."
         )
-    inputs, targets = batch
-    if len(inputs) != len(targets):
-        raise ValueError(
-            f"the batch has {len(inputs)} inputs and {len(targets)} targets: give one target for "
-            "each input."
-        )
-    return inputs, targets
+    return batch[0], batch[1]
 
 
 def _mean_over_processes(values: Tensor) -> Tensor:

@@ -55,13 +55,10 @@ def tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Modu
     if next(model.parameters()).is_meta:
         with torch.no_grad():
             outputs = model(torch.empty(2, *shape, device="meta"))
-        if not isinstance(outputs, Tensor):
+        if not isinstance(outputs, Tensor) or outputs.shape != (2, num_classes):
+            kind = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise TypeError(
-                f"the model returns {type(outputs).__name__} in training mode, not logits"
-            )
-        if outputs.shape != (2, num_classes):
-            raise TypeError(
-                f"the model returns {list(outputs.shape)} for two images, not logits [2, "
+                f"the model returns {kind} for two images in training mode, not logits [2, "
                 f"{num_classes}]"
             )
     return model

@@ -13,10 +13,6 @@ from torch import Tensor, nn
 from bsweep.core import torch_private
 
 
-class CannotCompile(ValueError):
-    """The error of a model or machine for which torch cannot compile passes."""
-
-
 class Compiled:
     """A model that torch compiles for the batch sizes of a warm-up.
 
@@ -46,7 +42,7 @@ class Compiled:
         of forward passes, and time the block.
 
         Raises:
-            CannotCompile: If torch cannot compile the model.
+            ValueError: If torch cannot compile the model.
         """
         started, self._is_open = time.perf_counter(), True
         try:
@@ -55,7 +51,7 @@ class Compiled:
             if not torch_private.is_of_compiler(error):
                 raise
             first, *_ = str(error).split("\n\n")  # torch says next where more is said
-            raise CannotCompile(
+            raise ValueError(
                 "torch cannot compile the passes of this model: "
                 f"{' '.join(first.split())}. Install the compiler if it is missing, or use "
                 "compile=false."

@@ -48,8 +48,12 @@ def shards(
     for server, part in _assign(slices, num_servers, strategy):
         held[server].append(part)
     if not all(held):
+        num_busy = sum(1 for parts in held if parts)
         raise ValueError(
-            _nothing_held(slices, num_servers, strategy, sum(1 for parts in held if parts))
+            f"strategy.num_servers={num_servers} with strategy.sharding={strategy.sharding}: only "
+            f"{counted(num_busy, 'server')} would hold parameters. Use fewer servers, "
+            "strategy.sharding=memory, which gives each equally many, or, with hashed_chunks, a "
+            f"smaller strategy.chunk_bytes than {strategy.chunk_bytes}."
         )
     return tuple(tuple(sorted(parts, key=lambda part: part.start)) for parts in held)
 
@@ -139,23 +143,3 @@ def _cut(part: Slice, start: int, stop: int) -> Slice:
 
 def _size(layer: Sequence[Slice]) -> int:
     return sum(part.num_elements for part in layer)
-
-
-def _nothing_held(
-    slices: Sequence[Slice], num_servers: int, strategy: ParameterServerConfig, num_busy: int
-) -> str:
-    match strategy.sharding:
-        case "layer" | "layer_round_robin":
-            return next(strategy.problems_of_layers(len(layers(slices)), num_servers))
-        case "memory":
-            return (
-                f"strategy.num_servers={num_servers}, but the model has {_size(slices)} "
-                "parameters: use fewer servers."
-            )
-        case "hashed_chunks":
-            return (
-                f"strategy.num_servers={num_servers} with "
-                f"strategy.chunk_bytes={strategy.chunk_bytes}: only {counted(num_busy, 'server')} "
-                "would hold chunks. Use strategy.sharding=memory, or try a smaller "
-                "strategy.chunk_bytes or fewer servers."
-            )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,10 +77,10 @@ class Keeper:
         clock.seconds()
         seconds = self._save(cursor)
         if wish == _STOP:
-            _stop(
-                self._job,
-                f"stopped on request after step {cursor.num_steps}, in epoch {cursor.epoch}",
-            )
+            reason = f"stopped on request after step {cursor.num_steps}, in epoch {cursor.epoch}"
+            message = f"{reason}; start the same sweep again to resume"
+            self._job.record(End(status="interrupted", message=message))
+            raise Stopped(reason)
         return seconds
 
     def after_epoch(self, cursor: Cursor) -> float:
@@ -133,11 +133,6 @@ class Keeper:
         if self._every == "auto":
             self._interval = max(_LEAST_SECONDS, _TIMES_COST * seconds)
         return seconds
-
-
-def _stop(job: Job, reason: str) -> NoReturn:
-    job.record(End(status="interrupted", message=f"{reason}; start the same sweep again to resume"))
-    raise Stopped(reason)
 
 
 def save(job: Job, cursor: Cursor) -> None:

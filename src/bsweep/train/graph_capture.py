@@ -146,14 +146,12 @@ def _tried(job: Job, graphs: Graphs) -> tuple[str, int]:
 def _reason(error: RuntimeError) -> tuple[str, int]:
     """Return why a worker has no graph, and how serious that is."""
     first, *_ = str(error).splitlines() or [type(error).__name__]
-    if isinstance(error, BrokenCapture):
-        return f"the passes cannot be captured: {first}", _BROKEN
-    if memory.is_out_of_memory(error):
-        return (
-            f"there is not enough memory for graphs and for passes without them: {first}",
-            _FAILED,
-        )
-    return f"the passes cannot be captured: {first}", _FAILED
+    is_broken = isinstance(error, BrokenCapture)
+    if memory.is_out_of_memory(error) and not is_broken:
+        what = "there is not enough memory for graphs and for passes without them"
+    else:
+        what = "the passes cannot be captured"
+    return f"{what}: {first}", _BROKEN if is_broken else _FAILED
 
 
 def _capture(job: Job, graphs: Graphs) -> list[_Trial]:

@@ -125,15 +125,11 @@ def _lines(paths: TeamPaths) -> Iterator[bytes]:
 
 
 def _print_to(run: RunPaths) -> None:
-    logs = run.rank_logs(_rank())
+    logs = run.rank_logs(Place.from_environment().rank)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         with (logs / stream.name.strip("<>")).open("ab") as file:
             os.dup2(file.fileno(), stream.fileno())
-
-
-def _rank() -> int:
-    return Place.from_environment().rank
 
 
 def main() -> NoReturn:

@@ -312,7 +312,9 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         stages=job.strategy.stages if isinstance(job.strategy, Staged) else None,
         graph=job.graphs is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),
-        start_seconds=_seconds_since(launched_at, job.paths),
+        start_seconds=None
+        if launched_at is None
+        else max(0.0, file_system_time(job.paths.folder) - launched_at),
         learning_rate=optim.base_learning_rate(config),
     )
 
@@ -322,12 +324,6 @@ def _layer_parameters(vector: Vector) -> tuple[int, ...] | None:
     layers = sharding.layers(vector.slices)
     sizes = tuple(sum(part.num_elements for part in layer) for layer in layers)
     return sizes if sum(sizes) == vector.num_parameters else None
-
-
-def _seconds_since(launched_at: float | None, paths: RunPaths) -> float | None:
-    if launched_at is None:
-        return None
-    return max(0.0, file_system_time(paths.folder) - launched_at)
 
 
 def _warnings_of_threads(job: Job) -> list[Event]:
