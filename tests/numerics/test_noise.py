@@ -304,6 +304,7 @@ def test_no_measured_step_waits_for_the_device(
     job = on_meta(*words, folder=tmp_path, monkeypatch=monkeypatch)
     batch = torch.arange(8 * num_passes, device="meta")
     with Operations() as operations:
+        assert job.noise
         job.noise.begin_step(job.policy.shares(0), len(batch), 0, False)
         assert job.noise.needs_passes == (num_passes > 1)
         step.train_step(job, batch, batch, 1, num_passes)

@@ -13,15 +13,19 @@ from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
 from bsweep.train import loop, worker
 from bsweep.train.cursor import Cursor
-from bsweep.train.noise_meter import NoiseHook
+from bsweep.train.noise_meter import NoiseMeter
 from tests.support.running import TINY, compose
 
 
-class Told(NoiseHook):
+class Told(NoiseMeter):
     """Writes down what it is told of."""
 
     def __init__(self) -> None:
         self.words: list[object] = []
+
+    @property
+    def needs_passes(self) -> bool:
+        return False
 
     def begin_step(self, *of_step: Any, **more: Any) -> None:
         self.words.append("begin")
@@ -38,16 +42,22 @@ class Told(NoiseHook):
     def after_step(self) -> None:
         self.words.append("end")
 
+    def record(self, gather: object) -> None:
+        return None
 
-def test_a_hook_is_told_of_each_step_in_order_and_none_changes_a_number(tmp_path: Path) -> None:
+    def estimate(self) -> None:
+        return None
+
+
+def test_a_meter_is_told_of_each_step_in_order_and_changes_no_number(tmp_path: Path) -> None:
     """Of 90 examples: two steps of three passes, and a tail."""
     words = ("launch=inline", "strategy=single", "model=tiny_cnn", "precision=fp32", "epochs=1")
     config = compose(*words, *TINY, "local_batch=14", "accumulation_steps=3")
     told, parameters = Told(), []
-    for number, hook in enumerate((told, NoiseHook())):
+    for number, meter in enumerate((told, None)):
         paths = RunPaths(tmp_path / str(number))
         paths.folder.mkdir()
-        job = replace(worker.set_up(config, paths, Place()), noise=hook)
+        job = replace(worker.set_up(config, paths, Place()), noise=meter)
         with job.log:
             loop.train(job, None)
         parameters.append(job.vector.parameters.clone())

@@ -192,7 +192,7 @@ def _shared_state(job: Job, cursor: Cursor) -> dict[str, Any]:
         "cursor": cursor.shared(),
         "strategy": job.strategy.state(),
         "policy": job.policy.state(),
-        "noise": job.noise.state(),
+        "noise": job.noise.state() if job.noise else None,
         "model": _model_state(job) if job.strategy.replicates else None,
     }
 
@@ -211,7 +211,7 @@ def _own_state(job: Job, cursor: Cursor) -> dict[str, Any]:
         "random": {"cpu": torch.get_rng_state(), **on_gpu},
         "totals": cursor.totals,
         "recent": cursor.recent,
-        "noise": job.noise.own_state(),
+        "noise": job.noise.own_state() if job.noise else None,
     }
 
 
@@ -296,7 +296,8 @@ def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any]) -> Cursor:
     cursor = Cursor.of(job.device, len(job.dataset.train_labels), **shared["cursor"])
     job.strategy.load_state(shared["strategy"])
     job.policy.load_state(shared["policy"])
-    job.noise.load_state(shared["noise"], own.get("noise"))
+    if job.noise:
+        job.noise.load_state(shared["noise"], own.get("noise"))
     for state in (shared["model"], own["model"]):
         if state:
             _put_model_back(job, state)

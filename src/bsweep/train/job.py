@@ -27,7 +27,7 @@ from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.records import Record
 from bsweep.strategies import Strategy
 from bsweep.train.inputs import Inputs
-from bsweep.train.noise_meter import NoiseHook
+from bsweep.train.noise_meter import NoiseMeter
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Job:
     alive: SignOfLife
     log: RunLog
     on_step: Callable[[], None]
-    noise: NoiseHook  # the meter of the gradient noise, if the run measures it
+    noise: NoiseMeter | None  # None if the run does not measure the gradient noise
     num_blocks: int | None = None  # of the whole model; None if a name of a block is wrong
     pieces: tuple[str, ...] | None = None  # of the whole model, by name; None if it has none
     # the equipment of each worker, by rank; see `bsweep.train.peers_check`

@@ -201,7 +201,8 @@ def _train_steps(
     for number, part in enumerate(parts, 1):
         ends_round = number == len(parts)
         job.dataset.train.expect(coming_parts[number - 1 : number + 1])
-        job.noise.begin_step(shares, len(batch), cursor.num_steps, bool(job.graphs))
+        if job.noise:
+            job.noise.begin_step(shares, len(batch), cursor.num_steps, bool(job.graphs))
         with clock.step():
             middle = cursor.epochs_done((number - 0.5) / len(parts) * len(batch))
             rate = job.learning_rate(middle, strategy.rate_batch(shares))
@@ -236,7 +237,7 @@ def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> 
         rounds=tuple(rounds),
         sums=sums,
         gather=job.strategy.gather,
-        noise=job.noise.estimate(),
+        noise=job.noise.estimate() if job.noise else None,
         num_train=cursor.num_train,
         learning_rate=job.optimizer.param_groups[0]["lr"],
         step_seconds=clock.seconds,
@@ -246,7 +247,7 @@ def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> 
 
 def _record_noise(job: Job, cursor: Cursor) -> None:
     """Write a record of the gradient noise scale if one is due and a step was measured."""
-    measured = job.noise.record(job.strategy.gather)
+    measured = job.noise.record(job.strategy.gather) if job.noise else None
     if measured is None:
         return
     epochs_done = cursor.epochs_done()

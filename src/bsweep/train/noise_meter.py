@@ -58,93 +58,12 @@ class Measured:
     gradient_batch: float  # the mean number of examples behind one gradient
 
 
-class NoiseHook:
-    """The interface by which the training loop shows the gradients of its steps to a gradient noise
-    meter.
-
-    This base class does nothing; runs that do not measure noise use it. In each step, the loop
-    calls the methods from `begin_step` to `after_step` in the order in which they stand here, and
-    `after_pass` once for each pass that is not part of a CUDA graph.
-    """
-
-    @property
-    def needs_passes(self) -> bool:
-        """True if the current step must run its passes one by one instead of as a CUDA graph."""
-        return False
-
-    def begin_step(
-        self, shares: Sequence[Share], num_examples: int, num_steps: int, has_graph: bool
-    ) -> None:
-        """Prepare to measure the gradients of the training step that begins now.
-
-        Args:
-            shares: The share of each worker, by rank.
-            num_examples: The number of examples of all workers in this round.
-            num_steps: The steps that the run has made so far.
-            has_graph: A CUDA graph computes all passes of a full step at once, so that single
-                passes cannot be observed.
-        """
-
-    def before_passes(self, pass_on_halves: Callable[[], None]) -> None:
-        """Call `pass_on_halves` if this meter measures the noise from the gradients of the two
-        halves of a step's examples.
-        """
-
-    def after_pass(self, num_examples: int) -> None:
-        """Record the squared norm of one pass's gradient, if the noise of this step is measured by
-        comparing passes. The pass has already added this gradient to the parameters' `grad`.
-
-        `num_examples` is the number of examples of the pass.
-        """
-
-    def before_exchange(self) -> None:
-        """Record the squared norm of this worker's gradient before the exchange, if the step is
-        measured by the workers' gradients and the strategy does not show them itself.
-        """
-
-    def after_step(self) -> None:
-        """End the measurement of a step, after the optimizer has updated the model."""
-
-    def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
-        """Return the gradient noise measured since the last record; None if no new record is due or
-        no step was measured.
-
-        All workers call this together after each round. `gather` returns the tensors of all
-        workers, one per row.
-
-        Raises:
-            ValueError: If some workers' optimizers made fewer of the measured steps than others.
-        """
-        return None
-
-    def estimate(self) -> GradientNoise | None:
-        """Return the running estimate of the gradient noise, the same on all workers; None before
-        the first record.
-        """
-        return None
-
-    def state(self) -> dict[str, Any] | None:
-        """Return the part of the noise meter's state that is the same on all workers, for a
-        checkpoint.
-        """
-        return None
-
-    def own_state(self) -> dict[str, Any] | None:
-        """Return this worker's noise measurements since the last record, for a checkpoint."""
-        return None
-
-    def load_state(self, state: dict[str, Any] | None, own: dict[str, Any] | None) -> None:
-        """Restore the noise meter from a checkpoint: `state` is the same for all workers, and `own`
-        belongs to this worker.
-
-        The methods `state` and `own_state` returned these values when the checkpoint was saved.
-        `own` is None if the run continues with another number of workers.
-        """
-
-
-class NoiseMeter(NoiseHook):
+class NoiseMeter:
     """The gradient noise meter of one worker, whose measurements are summed with those of the other
     workers when a record is due.
+
+    In each step, the loop calls the methods from `begin_step` to `after_step` in the order in which
+    they stand here, and `after_pass` once for each pass that is not part of a CUDA graph.
 
     No step waits for a GPU or for other workers. All sums are linear in the workers' own squared
     norms, so that they can be added up across workers much later.
@@ -189,6 +108,15 @@ class NoiseMeter(NoiseHook):
     def begin_step(
         self, shares: Sequence[Share], num_examples: int, num_steps: int, has_graph: bool
     ) -> None:
+        """Prepare to measure the gradients of the training step that begins now.
+
+        Args:
+            shares: The share of each worker, by rank.
+            num_examples: The number of examples of all workers in this round.
+            num_steps: The steps that the run has made so far.
+            has_graph: A CUDA graph computes all passes of a full step at once, so that single
+                passes cannot be observed.
+        """
         self._step = None  # An epoch's smaller last batch is left out, because its noise is large.
         own, num_workers = shares[self._replica], sum(share.num_steps > 0 for share in shares)
         if num_examples != round_size(shares):
@@ -208,14 +136,23 @@ class NoiseMeter(NoiseHook):
 
     @property
     def needs_passes(self) -> bool:
+        """True if the current step must run its passes one by one instead of as a CUDA graph."""
         step = self._step
         return step is not None and step.num_workers == 1 and not step.needs_halves
 
     def before_passes(self, pass_on_halves: Callable[[], None]) -> None:
+        """Call `pass_on_halves` if this meter measures the noise from the gradients of the two
+        halves of a step's examples.
+        """
         if self._step is not None and self._step.needs_halves:
             pass_on_halves()
 
     def after_pass(self, num_examples: int) -> None:
+        """Record the squared norm of one pass's gradient, if the noise of this step is measured by
+        comparing passes. The pass has already added this gradient to the parameters' `grad`.
+
+        `num_examples` is the number of examples of the pass.
+        """
         step = self._step
         if step is None or step.num_workers > 1 or step.num_seen == step.num_gradients:
             return
@@ -228,6 +165,9 @@ class NoiseMeter(NoiseHook):
             step.sum, step.before = self._squared_norm(flat) / self._scale() ** 2, None
 
     def before_exchange(self) -> None:
+        """Record the squared norm of this worker's gradient before the exchange, if the step is
+        measured by the workers' gradients and the strategy does not show them itself.
+        """
         if not self._in_passes:
             self.see_part(self._vector.gradients)
 
@@ -258,6 +198,15 @@ class NoiseMeter(NoiseHook):
         )
 
     def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
+        """Return the gradient noise measured since the last record; None if no new record is due or
+        no step was measured.
+
+        All workers call this together after each round. `gather` returns the tensors of all
+        workers, one per row.
+
+        Raises:
+            ValueError: If some workers' optimizers made fewer of the measured steps than others.
+        """
         if self._num_steps < RECORD_STEPS:
             return None
         every = gather(self._sums.to("cpu", copy=True))
@@ -283,15 +232,28 @@ class NoiseMeter(NoiseHook):
         return measured
 
     def estimate(self) -> GradientNoise | None:
+        """Return the running estimate of the gradient noise, the same on all workers; None before
+        the first record.
+        """
         return self._average.estimate()
 
     def state(self) -> dict[str, Any]:
+        """Return the part of the noise meter's state that is the same on all workers, for a
+        checkpoint.
+        """
         return asdict(self._average)
 
     def own_state(self) -> dict[str, Any]:
+        """Return this worker's noise measurements since the last record, for a checkpoint."""
         return {"sums": self._sums, "num_steps": self._num_steps}
 
     def load_state(self, state: dict[str, Any] | None, own: dict[str, Any] | None) -> None:
+        """Restore the noise meter from a checkpoint: `state` is the same for all workers, and `own`
+        belongs to this worker.
+
+        The methods `state` and `own_state` returned these values when the checkpoint was saved.
+        `own` is None if the run continues with another number of workers.
+        """
         if state:
             self._average = Average(**state)
         if own:
@@ -320,9 +282,10 @@ class NoiseMeter(NoiseHook):
         return self._loss_scale * scale.factor.double() if scale else self._loss_scale
 
 
-def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Strategy) -> NoiseHook:
-    """Return the gradient noise meter of a worker, or one that does nothing if the run measures no
-    noise.
+def build(
+    config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Strategy
+) -> NoiseMeter | None:
+    """Return the gradient noise meter of a worker, or None if the run measures no noise.
 
     All workers call this together, after `Strategy.prepare`, before the strategy wraps the model.
 
@@ -331,7 +294,7 @@ def build(config: RunConfig, vector: Vector, optimizer: Optimizer, strategy: Str
             backward pass.
     """
     if not config.measures_noise:
-        return NoiseHook()
+        return None
     is_own = config.strategy.can.exchanges_in_passes is None
     if is_own and (isinstance(strategy, InBackward) or not strategy.in_step):
         raise ValueError(

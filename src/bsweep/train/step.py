@@ -43,17 +43,20 @@ def train_step(
         float64 tensor (3,) on the device.
     """
     crops = job.inputs.crops(epoch, job.config.seed)
-    job.noise.before_passes(lambda: pass_on_halves(job, part, crops))
-    graphs = None if job.noise.needs_passes else job.graphs
+    if job.noise:
+        job.noise.before_passes(lambda: pass_on_halves(job, part, crops))
+    graphs = None if job.noise and job.noise.needs_passes else job.graphs
     if graphs and (graph := graphs.of_step(part, len(round_batch), num_passes)):
         with job.phase("graph"):
             totals = graph.replay(part, crops)
     else:
         totals = compute_passes(job, round_batch, part, crops, num_passes)
-    job.noise.before_exchange()
+    if job.noise:
+        job.noise.before_exchange()
     with job.phase("exchange"):
         job.strategy.step()
-    job.noise.after_step()
+    if job.noise:
+        job.noise.after_step()
     return totals
 
 
@@ -108,7 +111,8 @@ def compute_passes(
                 if len(indices):  # workers may each have a part of the outputs
                     score = job.objective.score(loss, outputs, targets)
                     totals = score if totals is None else totals + score
-            job.noise.after_pass(len(examples))
+            if job.noise:
+                job.noise.after_pass(len(examples))
         job.vector.collect_gradients()
     if totals is None or not job.strategy.counts:
         return torch.zeros(3, dtype=torch.float64, device=job.device)
@@ -199,6 +203,7 @@ def pass_on_halves(job: Job, part: Tensor, crops: Tensor) -> None:
     The passes leave no trace in the model. The gradient of the whole batch is not used beside them,
     because with BatchNorm it is a gradient of another function than theirs.
     """
+    assert job.noise, job.config.measures_noise
     job.vector.drop_gradients()
     with forgotten(job), job.phase("noise"), job.slowdown.step(len(part)):
         for half in (plan.even_part(part, i, 2) for i in range(2)):
