@@ -272,7 +272,7 @@ def test_libraries_models_are_built_for_the_data(
             "googlenet",
             ("+model.options.init_weights=false",),
             (3, 96, 96),
-            "the model returns GoogLeNetOutputs in training mode",
+            "the model returns GoogLeNetOutputs for two images in training mode",
         ),
         (
             "timm",
