@@ -125,7 +125,7 @@ def test_more_servers_than_layers_is_an_error_with_a_remedy(name: str) -> None:
 
 def test_a_server_without_a_chunk_is_an_error_with_a_remedy() -> None:
     with pytest.raises(
-        ValueError, match=r"num_servers=64 .*smaller strategy\.chunk_bytes than 4096000"
+        ValueError, match=r"num_servers=64 .*Use fewer servers, or strategy\.sharding=memory"
     ):
         sharding.shards(layout(small_model()), 64, strategy("strategy.sharding=hashed_chunks"))
 

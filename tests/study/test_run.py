@@ -538,7 +538,7 @@ def test_variables_reach_workers_by_name_alone() -> None:
                 "strategy.num_servers=9",
                 "model=tiny_cnn",
             ),
-            ["strategy.num_servers=9", "3 layers", "strategy.sharding=memory"],
+            ["strategy.num_servers=9", "only 3 servers", "strategy.sharding=memory"],
         ),
         (
             ("run", "local_batch=8", "strategy=ddp", "strategy.hook=bf16", "device=cpu"),

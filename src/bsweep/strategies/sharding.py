@@ -51,9 +51,8 @@ def shards(
         num_busy = sum(1 for parts in held if parts)
         raise ValueError(
             f"strategy.num_servers={num_servers} with strategy.sharding={strategy.sharding}: only "
-            f"{counted(num_busy, 'server')} would hold parameters. Use fewer servers, "
-            "strategy.sharding=memory, which gives each equally many, or, with hashed_chunks, a "
-            f"smaller strategy.chunk_bytes than {strategy.chunk_bytes}."
+            f"{counted(num_busy, 'server')} would hold parameters. Use fewer servers, or "
+            "strategy.sharding=memory, which gives each equally many."
         )
     return tuple(tuple(sorted(parts, key=lambda part: part.start)) for parts in held)
 
