@@ -45,6 +45,10 @@ def test_a_folder_of_settings_adds_experiments(tmp_path: Path) -> None:
     assert [(config.epochs, config.seed) for config in configs] == [(7, 3), (7, 4)]
     with pytest.raises(ConfigError, match="no such folder"):
         hydra_grid.composed(("--config-dir", str(tmp_path / "none"), *POINT))
+    with (tmp_path / "mine/experiment/own.yaml").open("a") as file:
+        file.write("  callbacks: {mine: {_target_: x.Y}}\n")
+    with pytest.raises(ConfigError, match=r"without Hydra's key hydra\.callbacks: leave it out"):
+        hydra_grid.composed((*flags, *POINT, "experiment=own"))
 
 
 @pytest.mark.parametrize("flag", ["--help", "--hydra-help", "--cfg=job", "--info", "-sc"])

@@ -64,6 +64,7 @@ def composed(arguments: Sequence[str]) -> list[RunConfig]:
 def _compose(name: str, given: list[str]) -> list[RunConfig]:
     loader = GlobalHydra.instance().config_loader()
     master = loader.load_configuration(name, given, run_mode=RunMode.MULTIRUN)
+    overrides.refuse_hydras_own(master.hydra)
     axes = [overrides.as_hydra_takes(axis) for axis in _axes(master)]
     arguments = [*axes, *master.hydra.overrides.task]
     overrides.refuse(arguments)

@@ -14,6 +14,7 @@ from typing import NoReturn
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString, ValueType
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 
 from bsweep.config.parsing import conf_dir, known_keys, unknown_key
 from bsweep.config.run import GROUPS
@@ -181,9 +182,24 @@ def _problems(text: str, override: Override) -> Iterator[str]:
     if not key:
         yield f"{text}: no key before the '='."
     elif _HYDRAS_OWN.match(key):
-        yield f"{text}: bsweep forms the points of a sweep without Hydra's key {key}: leave it out."
+        yield _leave_out(text, key)
     elif key in (*GROUPS, _EXPERIMENT) or "/" in key:
         yield from _problems_of_group(text, key, override)
+
+
+def refuse_hydras_own(hydra: DictConfig) -> None:
+    """Raise ConfigError if a file of the configuration sets a key by which Hydra runs jobs."""
+    chosen = {
+        "hydra/launcher": hydra.runtime.choices["hydra/launcher"] != "basic",
+        "hydra.callbacks": hydra.callbacks,
+        "hydra.job.env_set": hydra.job.env_set,
+    }
+    if problems := [_leave_out("the configuration", key) for key in chosen if chosen[key]]:
+        raise ConfigError(*problems)
+
+
+def _leave_out(place: str, key: str) -> str:
+    return f"{place}: bsweep forms the points of a sweep without Hydra's key {key}: leave it out."
 
 
 def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]:

@@ -148,8 +148,8 @@ _SENTENCES = {
     "loop": "loop: {share} of a step belongs to no other part, such as the code of the training "
     "loop. A larger local_batch makes this share smaller.",
     "launch": "launch: the GPU is idle for {share} of a step, probably because the host launches "
-    "kernels more slowly than the GPU computes them. A larger local_batch or graph=true then "
-    "helps.",
+    "kernels more slowly than the GPU computes them. A larger local_batch then helps, or "
+    "graph=true if it was switched off.",
     "computing": "computing: forward and backward passes take {share} of a step, and each other "
     "part takes less than {least}. A faster precision, a smaller model, or a smaller local_batch "
     "on more workers makes a step shorter.",

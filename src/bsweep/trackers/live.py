@@ -1,4 +1,4 @@
-"""The processes that copy records to trackers while runs train, one process for each tracker.
+"""The processes that copy records to trackers while runs train, one for each tracker of a study.
 
 `python -m bsweep.trackers.live NAME` reads records from its standard input until the input ends,
 each line with the folder of a run and one of its records. It has the lowest priority. If it fails,
@@ -43,7 +43,7 @@ class _Copier:
         self._name, self._study_dir = name, study_dir
         self._log = study_dir / ".trackers" / f"{name}.log"
         self._log.parent.mkdir(exist_ok=True)
-        with self._log.open("ab") as output:
+        with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bsweep.trackers.live", name],
                 stdin=subprocess.PIPE,
@@ -90,7 +90,7 @@ class _Copier:
         )
 
 
-_copiers: dict[TrackerName, _Copier] = {}
+_copiers: dict[tuple[TrackerName, Path], _Copier] = {}
 _STARTING = threading.Lock()  # Points that run at the same time start in separate threads.
 
 
@@ -104,8 +104,8 @@ def begin(config: RunConfig, paths: RunPaths, earlier: Sequence[dict[str, Any]])
     """
     with _STARTING:
         for name in config.trackers:
-            if name not in _copiers:
-                _copiers[name] = _Copier(name, config.study_dir)
+            if (name, config.study_dir) not in _copiers:
+                _copiers[name, config.study_dir] = _Copier(name, config.study_dir)
     for record in records.settled(earlier):
         copy(config, paths, record)
 
@@ -113,7 +113,7 @@ def begin(config: RunConfig, paths: RunPaths, earlier: Sequence[dict[str, Any]])
 def copy(config: RunConfig, paths: RunPaths, record: Mapping[str, Any] | None) -> None:
     """Copy a record of a run to its trackers; None means that the run has ended."""
     for name in config.trackers:
-        _copiers[name].copy(paths, record)
+        _copiers[name, config.study_dir].copy(paths, record)
 
 
 def end() -> None:
