@@ -29,7 +29,6 @@ from bsweep.analysis.simulation import (
     words,
 )
 from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants, of_study
-from bsweep.analysis.simulation.failures import Failures
 from bsweep.analysis.simulation.machines import machine
 from bsweep.analysis.simulation.network import parse_network
 from bsweep.analysis.simulation.result import knees
@@ -595,19 +594,6 @@ def test_spread_of_epochs_follows_their_percentiles() -> None:
     assert drawn.mean() == pytest.approx(1, abs=0.05)
 
 
-# Failures
-
-
-def test_failures_cost_what_daly_says() -> None:
-    failures = Failures(1000, checkpoint_seconds=20, restart_seconds=100)
-    rate = 64 / 1000 / 3600
-    interval = np.sqrt(2 * 20 / rate)
-    daly = np.exp(rate * 100) / rate * (np.exp(rate * (interval + 20)) - 1) / interval
-    assert failures.factor(64) == pytest.approx(daly, rel=0.03)
-    with pytest.raises(ValueError, match="fewer workers"):
-        Failures(0.1, 600, 600, 600).factor(1000)
-
-
 # Studies and the command
 
 
@@ -629,16 +615,10 @@ def test_a_study_gives_constants_and_its_measured_cells(study: Path) -> None:
     assert (simulated["step_seconds"] < simulated["step_seconds_high"]).all()
 
 
-def test_money_and_failures_are_in_the_table(study: Path) -> None:
-    plain, failing = (
-        bsweep.simulate(
-            study, workers=[64], strategies="horovod", failures=failures, price_per_worker_hour=2.0
-        ).cells.iloc[0]
-        for failures in (None, Failures(100))
-    )
-    assert failing["step_seconds"] > plain["step_seconds"]
-    assert failing["lost_share"] > 0
-    assert plain["money"] == pytest.approx(plain["hours"] * 64 * 2)
+def test_money_is_in_the_table(study: Path) -> None:
+    found = bsweep.simulate(study, workers=[64], strategies="horovod", price_per_worker_hour=2.0)
+    cell = found.cells.iloc[0]
+    assert cell["money"] == pytest.approx(cell["hours"] * 64 * 2)
 
 
 @pytest.mark.parametrize(
@@ -653,9 +633,7 @@ def test_money_and_failures_are_in_the_table(study: Path) -> None:
         (["--network", "25gbit", "--steps", "3"], "--steps 3"),
         (["--network", "25gbit", "--machine", "h100"], "one source"),
         (["--network", "25gbit", "--speeds", "0,1"], "above 0"),
-        (["--network", "25gbit", "--hours-between-failures", "0"], "above 0"),
         (["--flops-per-example", "3"], "--flops-per-example 3.0 is for --machine"),
-        (["--checkpoint-seconds", "3"], "--checkpoint-seconds is of failures: .*-failures 5000"),
         (
             ["--network", "measured", "--measured-network", "1gbit"],
             "--measured-network 1gbit",
@@ -888,7 +866,6 @@ def test_python_takes_what_the_command_takes(study: Path) -> None:
         ({"workers": 2.5}, r"--workers 2\.5: give counts"),
         ({"network": []}, r"network \[\] names none: give some"),
         ({"strategies": []}, "--strategies names none: give some"),
-        ({"failures": 5000}, r"failures 5000: give .*Failures\(hours_between=5000\)"),
     ],
 )
 def test_wrong_types_get_a_message_with_the_remedy(given: Any, says: str, study: Path) -> None:
@@ -1025,24 +1002,6 @@ def test_numbers_that_are_not_above_zero_are_refused(options: Any, says: str) ->
     given: dict[str, Any] = {"parameters": 7e9, "flops_per_example": 8e13, **options}
     with pytest.raises(ValueError, match=says):
         simulation.simulate(None, workers=[1], network="1gbit", machine="h100", **given)
-
-
-def test_failures_leave_out_numbers_of_workers_on_which_nothing_is_saved(study: Path) -> None:
-    given: dict[str, Any] = {"network": "25gbit", "failures": Failures(1), "num_steps": 20}
-    found = bsweep.simulate(study, workers=[8, 1024, 4096], strategies="horovod", **given)
-    assert found.cells["num_workers"].tolist() == [8]
-    (note,) = [one for one in found.notes if "hours-between-failures" in one]
-    assert note.startswith("Not on 1024 and 4096 workers: --hours-between-failures 1: with 1024")
-    with pytest.raises(ValueError, match="--hours-between-failures 1: with 4096 workers"):
-        bsweep.simulate(study, workers=[4096], strategies="horovod", **given)
-
-
-@pytest.mark.parametrize(
-    "given", [{"hours_between": math.inf}, {"hours_between": 5, "checkpoint_seconds": 0}]
-)
-def test_failures_need_times_above_zero(given: Any) -> None:
-    with pytest.raises(ValueError, match="give a number above 0"):
-        Failures(**given)
 
 
 def test_a_figure_needs_a_format() -> None:

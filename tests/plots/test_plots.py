@@ -355,7 +355,6 @@ def test_figures_are_those_that_a_study_has_the_numbers_for(
         "idle_by_node",
         "loss_by_time",
         "batch_by_epoch",
-        "larger_clusters",
         *OF_SPLITS,
     }
     assert list(plots.FIGURES)[:2] == ["time_surface", "pareto_front"], "what was asked comes first"

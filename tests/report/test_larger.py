@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 import bsweep
@@ -138,34 +137,9 @@ def test_figures_and_tables_mark_what_is_simulated(study: analysis.Study) -> Non
     assert len(tables["larger-clusters"].cells) == len(analysis.larger_clusters(study))
 
 
-def test_the_figure_of_larger_clusters_has_a_dashed_line_for_each_network(
-    study: analysis.Study,
-) -> None:
-    figure = plots.FIGURES["larger_clusters"](study)
-    time, money = figure.axes
-    curves = analysis.larger_clusters(study)
-    found = {
-        str(network): (of["seconds"].tolist(), of["money"].tolist())
-        for network, of in curves.groupby("network", sort=False)
-    }
-    for axes, place in ((time, 0), (money, 1)):
-        curves_of = {line: np.asarray(line.get_ydata()) for line in axes.lines if is_curve(line)}
-        lines = [line for line, values in curves_of.items() if len(values) > 1]
-        drawn = [curves_of[line].tolist() for line in lines]
-        assert drawn == [pytest.approx(values[place]) for values in found.values()]
-        assert [line.is_dashed() for line in lines] == [name != OWN_LINKS for name in found]
-    assert money.get_ylabel() == "Money"
-    assert "simulated, not measured" in plots.caption(figure)
-
-
-def is_curve(line: Line2D) -> bool:
-    return line.get_marker() not in ("None", "") and line.get_linestyle() != "None"
-
-
 def test_without_a_network_nothing_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     plain = bsweep.load(GROUPNORM)
     assert analysis.larger_clusters(plain).empty
-    assert "larger_clusters" not in plots.figures(plain)
     assert not analysis.surface(plain)["is_simulated"].any()
     (answer,) = analysis.answers(plain)
     assert answer.prediction is not None
@@ -492,7 +466,6 @@ def test_a_report_writes_it_all(study: analysis.Study, tmp_path: Path) -> None:
         GROUPNORM, tmp_path / "out", network=NETWORKS, workers=WORKERS, tell=told.append
     )
     assert sum(line.startswith("With ") for line in told) == 2
-    assert (page.parent / "larger_clusters.svg").is_file()
     text = page.read_text()
     assert "--network 25gbit,10us --network 100mbit,1ms --workers 1,2,4" in text
     assert "simulated" in (page.parent / "table.md").read_text()

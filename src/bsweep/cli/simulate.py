@@ -6,14 +6,10 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bsweep.cli.values import MEASURED_NETWORK, SPEEDS, column_and_value, counts
 from bsweep.config.values import numbers
 from bsweep.core import terminal
-
-if TYPE_CHECKING:
-    from bsweep.analysis.simulation import Failures
 
 logger = terminal.logger(__name__)
 
@@ -55,9 +51,6 @@ def run(arguments: Sequence[str]) -> int:
     add("--speeds", help=SPEEDS)
     add("--memories", help="memory of uneven workers in GB, such as 80,40,24")
     add("--price-per-worker-hour", type=float, help="price of one worker for an hour")
-    add("--hours-between-failures", type=float, help="of one worker")
-    add("--checkpoint-seconds", type=float, help="to save one (default: 30)")
-    add("--restart-seconds", type=float, help="after a failure (default: 120)")
     add("--steps", type=int, default=100, help="steps to simulate (default: 100)")
     add("--seed", type=int, default=0, help="of the random numbers (default: 0)")
     add("--figure", type=Path, metavar="FILE", help="also draw the speed-up, such as in speed.svg")
@@ -89,7 +82,6 @@ def _simulate(given: argparse.Namespace) -> None:
             speeds=numbers("--speeds", given.speeds),
             memories=numbers("--memories", given.memories),
             price_per_worker_hour=given.price_per_worker_hour,
-            failures=_failures(given),
             num_steps=given.steps,
             seed=given.seed,
             progress=lambda what: status.update(f"simulating {what}"),
@@ -100,19 +92,3 @@ def _simulate(given: argparse.Namespace) -> None:
 
         simulation.write(found, given.figure)
         logger.info(f"wrote {given.figure}")
-
-
-def _failures(given: argparse.Namespace) -> Failures | None:
-    """Return the failures that the options describe; None if they describe none."""
-    from bsweep.analysis.simulation import Failures
-
-    names = ("checkpoint_seconds", "restart_seconds")
-    costs = {name: vars(given)[name] for name in names if vars(given)[name] is not None}
-    if given.hours_between_failures is not None:
-        return Failures(given.hours_between_failures, **costs)
-    for name in costs:
-        raise ValueError(
-            f"--{name.replace('_', '-')} is of failures: say how often they come, as in "
-            "--hours-between-failures 5000."
-        )
-    return None

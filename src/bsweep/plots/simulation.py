@@ -35,7 +35,7 @@ def write(simulation: Simulation, path: Path) -> None:
 
 
 def simulated_speedup(simulation: Simulation) -> Figure:
-    """Draw speed-up and money over workers, a line for each strategy and network, with bands.
+    """Draw the speed-up over workers, a line for each strategy and network, with bands.
 
     Args:
         simulation: The simulation.
@@ -44,31 +44,26 @@ def simulated_speedup(simulation: Simulation) -> Figure:
         The figure.
     """
     cells = simulation.cells
-    has_money = bool(cells["money"].notna().any())
-    figure, grid = drawing.grid(1, 1 + has_money, 3.0)
+    figure, ((axes,),) = drawing.grid(1, 1, 3.0)
     simulated = cells[cells["kind"] == "simulated"]
     looks = _looks(simulated)
     for key, look in looks.items():
         of = simulated[(simulated["network"] == key[0]) & (simulated["strategy"] == key[1])]
         workers, middle = of["num_workers"], of["speed_up"]
-        axes = grid[0][0]
         axes.plot(workers, middle, **look)
         low, high = of["speed_up_low"], of["speed_up_high"]
         axes.fill_between(workers, low, high, color=look["color"], alpha=0.15, linewidth=0)
-        if has_money:
-            grid[0][1].plot(workers, of["money"], **look)
     measured = cells[cells["kind"] == "measured"]
     dots: dict[str, Any] = {"linestyle": "", "marker": "*", "color": "#222222", "markersize": 8}
-    grid[0][0].plot(measured["num_workers"], measured["speed_up"], **dots, zorder=4)
+    axes.plot(measured["num_workers"], measured["speed_up"], **dots, zorder=4)
     ideal: dict[str, Any] = {"color": "#999999", "linestyle": ":"}
-    grid[0][0].plot(simulated["num_workers"].unique(), simulated["num_workers"].unique(), **ideal)
-    for axes, label in zip(grid[0], ("Speed-up", "Price of a million examples"), strict=False):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2 if label == "Speed-up" else 10)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.set_xlabel("Workers")
-        axes.set_ylabel(label)
+    axes.plot(simulated["num_workers"].unique(), simulated["num_workers"].unique(), **ideal)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel("Workers")
+    axes.set_ylabel("Speed-up")
     marks = [handle(look, _name(simulated, key)) for key, look in looks.items()]
     marks += [handle(ideal, "ideal")] + [handle(dots, "measured, on the study's own links")] * bool(
         len(measured)

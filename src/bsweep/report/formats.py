@@ -13,12 +13,6 @@ import pandas as pd
 from bsweep.config.values import did_you_mean
 
 _HEADING_WIDTH = 9  # characters in a line of a heading in LaTeX
-_TEXT_WIDTH = 345  # points of a line of LaTeX's class article
-_COLUMN_SEP = 6  # points between two columns
-# How a table in LaTeX becomes narrower: its type, the points of a digit in it, and the characters
-# in a line of a cell of words.
-_SPACES = r"\setlength{\tabcolsep}{3pt}\setlength{\belowcaptionskip}{1ex}"
-_SIZES = ((r"\small", 4.8, 26), (r"\scriptsize", 4.2, 26), (r"\scriptsize", 4.2, 14))
 _MAX_ROWS = 300  # of a table on the page
 
 
@@ -27,7 +21,6 @@ class Table:
     caption: str
     cells: pd.DataFrame  # text under headings; empty if the caption says everything
     name: str = ""  # ends the table's label in LaTeX and the name of its file
-    num_keys: int = 1  # the first columns, which name the row
 
 
 def as_markdown(title: str, tables: Sequence[Table]) -> str:
@@ -49,9 +42,7 @@ def as_markdown(title: str, tables: Sequence[Table]) -> str:
 def as_latex(title: str, tables: Sequence[Table], columns: Sequence[str] = ()) -> dict[str, str]:
     """Return each table that has cells as LaTeX code with a label, by the table's name.
 
-    Long headings, and words in a wide table, are broken into lines. If a table is still wider than
-    the text of the class article, it continues in further tables with the same number, which all
-    begin with the columns that name the rows.
+    Long headings are broken into lines.
 
     Args:
         title: The name of the study, which begins each caption and label.
@@ -73,84 +64,25 @@ def as_latex(title: str, tables: Sequence[Table], columns: Sequence[str] = ()) -
         if table.cells.empty:
             continue
         kept = [name for name in columns if name in table.cells]
-        shown = replace(table, cells=table.cells[kept], num_keys=1) if kept else table
-        size, letters, blocks = _narrow(shown)
+        shown = replace(table, cells=table.cells[kept]) if kept else table
         label = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")
-        named = rf"\label{{tab:{label}-{table.name}}}"
-        captions = [
-            rf"\caption{{{tex(title)}: {tex(table.caption)}}}" + named,
-            *[r"\addtocounter{table}{-1}\caption{Continued.}"] * (len(blocks) - 1),
-        ]
         lines = [
-            line
-            for caption, block in zip(captions, blocks, strict=True)
-            for line in (
-                r"\begin{table}",
-                rf"\centering{size}" + _SPACES,
-                caption,
-                _tabular(replace(shown, cells=block), letters),
-                r"\end{table}",
-            )
+            r"\begin{table}",
+            r"\centering\small\setlength{\tabcolsep}{3pt}\setlength{\belowcaptionskip}{1ex}",
+            rf"\caption{{{tex(title)}: {tex(table.caption)}}}\label{{tab:{label}-{table.name}}}",
+            _tabular(shown),
+            r"\end{table}",
         ]
         texts[table.name] = "\n".join(lines) + "\n"
     return texts
 
 
-def _narrow(table: Table) -> tuple[str, int, list[pd.DataFrame]]:
-    """Return how a table fits into the width of a text: its type in LaTeX, the characters in a line
-    of a cell of words, and the cells of its parts.
-
-    The widths of columns are estimated from their characters.
-    """
-    for size, points, letters in _SIZES:
-        if sum(_widths(table, points, letters)) <= _TEXT_WIDTH:
-            return size, letters, [table.cells]
-    size, _, letters = _SIZES[1]
-    widths = _widths(table, *_SIZES[1][1:])
-    room = _TEXT_WIDTH - sum(widths[: table.num_keys])
-    blocks: list[list[int]] = [[]]
-    for place in range(table.num_keys, len(widths)):
-        if blocks[-1] and sum(widths[one] for one in [*blocks[-1], place]) > room:
-            blocks.append([])
-        blocks[-1].append(place)
-    keys = list(range(table.num_keys))
-    return size, letters, [table.cells.iloc[:, keys + block] for block in blocks]
-
-
-def _widths(table: Table, points: float, letters: int) -> list[float]:
-    """Return about how many points wide each column of a table is, without its margins."""
-    widths = []
-    for (name, cells), is_number in zip(table.cells.items(), _are_numbers(table), strict=True):
-        lines = [*cells] if is_number else [line for one in cells for line in _broken(one, letters)]
-        widths.append(
-            _COLUMN_SEP + points * max(map(_digits, [*lines, *_heading_lines(str(name))]))
-        )
-    return widths
-
-
-def _digits(text: str) -> float:
-    """Return about how many digits are as wide as a text in LaTeX."""
-    return sum(1.7 if letter in "±%MWmw\N{MINUS SIGN}-" else 1.0 for letter in text)
-
-
-def _tabular(table: Table, letters: int) -> str:
-    """Return the environment `tabular` of a table.
-
-    Args:
-        table: The table.
-        letters: The characters in a line of a cell of words.
-    """
-    are_numbers = _are_numbers(table)
-    head = map(_tex_heading, map(str, table.cells.columns), are_numbers)
-    rows = (
-        [
-            tex(cell) if is_number else _tex_lines(_broken(cell, letters))
-            for cell, is_number in zip(row, are_numbers, strict=True)
-        ]
-        for row in table.cells.to_numpy()
-    )
+def _tabular(table: Table) -> str:
+    """Return the environment `tabular` of a table."""
+    looks = "".join("r" if is_number else "l" for is_number in _are_numbers(table))
+    head = map(_tex_heading, map(str, table.cells.columns), looks)
+    rows = (map(tex, map(str, row)) for row in table.cells.to_numpy())
     lines = (" & ".join(row) + r" \\" for row in rows)
-    looks = "".join("r" if is_number else "l" for is_number in are_numbers)
     return "\n".join([
         rf"\begin{{tabular}}{{{looks}}}",
         r"\hline", " & ".join(head) + r" \\", r"\hline", *lines, r"\hline", r"\end{tabular}",
@@ -235,23 +167,7 @@ def tex(text: str) -> str:
     return re.sub(r"(?<![\w.)])-(?=\d)", "$-$", escaped)
 
 
-def _tex_lines(lines: Sequence[str]) -> str:
+def _tex_heading(text: str, look: str) -> str:
+    lines = textwrap.wrap(text, _HEADING_WIDTH, break_long_words=False, break_on_hyphens=False)
     stacked = r" \\ ".join(map(tex, lines))
-    return (
-        stacked
-        if len(lines) < 2
-        else rf"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{stacked}\end{{tabular}}"
-    )
-
-
-def _broken(text: str, letters: int) -> list[str]:
-    return textwrap.wrap(text, letters, break_long_words=False, break_on_hyphens=False)
-
-
-def _heading_lines(text: str) -> list[str]:
-    return _broken(text, _HEADING_WIDTH)
-
-
-def _tex_heading(text: str, is_number: bool) -> str:
-    stacked = r" \\ ".join(map(tex, _heading_lines(text)))
-    return rf"\shortstack[{'r' if is_number else 'l'}]{{{stacked}}}"
+    return rf"\shortstack[{look}]{{{stacked}}}"

@@ -52,10 +52,10 @@ def recommended(study: Study) -> Iterator[Table]:
         simulated = study.larger.networks[0] if study.larger and cells["is_simulated"].any() else ""
         caption = _CELLS.format(plots.targets_in_words(cells))
         caption += f" Simulated: steps as on {simulated}, not measured." if simulated else ""
-        yield Table(caption, _table(cells, _cell), "predicted", 2)
+        yield Table(caption, _table(cells, _cell), "predicted")
     if len(curves := analysis.larger_clusters(study)):
         caption = _LARGER.format(plots.targets_in_words(curves))
-        yield Table(caption, _table(curves, _of_curve), "larger-clusters", 2)
+        yield Table(caption, _table(curves, _of_curve), "larger-clusters")
     if len(rows := tuning.rates(study)):
         yield _rates(study, rows[rows["num_rates"] > 1])
 
@@ -90,7 +90,7 @@ def _rates(study: Study, table: pd.DataFrame) -> Table:
             "the best is the last": one["at_edge"] or "no",
             f"{name} at each": "; ".join(scores),
         })  # fmt: skip
-    return Table(_RATES.format(tuning.best_by(study)), pd.DataFrame(rows), "rates", len(shown))
+    return Table(_RATES.format(tuning.best_by(study)), pd.DataFrame(rows), "rates")
 
 
 def _table(rows: pd.DataFrame, row: Any) -> pd.DataFrame:

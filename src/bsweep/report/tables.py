@@ -285,7 +285,7 @@ def _table(study: Study, name: str, caption: str, rows: pd.DataFrame) -> Table:
         for name in columns
     }
     whole = " ".join(filter(None, (caption, _sentence(said))))
-    return Table(whole, pd.DataFrame(text), name, len(varying or shared))
+    return Table(whole, pd.DataFrame(text), name)
 
 
 def _sentence(parts: Sequence[str]) -> str:

@@ -262,14 +262,12 @@ class Epoch:
     Exchange: `exchange_seconds` is the time in which data travelled and no worker waited, whether
     or not it overlapped with computing. `exposed_exchange_seconds` is the part of it that did not
     overlap; without overlap, that is all of it. `codec_seconds` is the time for compressing and
-    decompressing, the mean over workers; null without a codec. If rounds overlap, the codec works
-    beside the computing, and `exposed_exchange_seconds` contains the part of its time that does not
-    overlap. `wait_seconds` is the mean time for which a worker was ready to send and waited for the
-    slowest one; `worker_wait_seconds` has this time for each worker. `sent_bytes` is the mean over
-    workers. `exchange_steps` counts the messages that had to follow one another, on the worker with
-    the most. `servers` has the work of each parameter server, see `ServerLoad`. `stage_loads` has
-    the work of each worker that holds stages of a model, see `StageLoad`; `bubble` and
-    `textbook_bubble` are those of `Traffic`.
+    decompressing, the mean over workers; null without a codec. `wait_seconds` is the mean time for
+    which a worker was ready to send and waited for the slowest one; `worker_wait_seconds` has this
+    time for each worker. `sent_bytes` is the mean over workers. `exchange_steps` counts the
+    messages that had to follow one another, on the worker with the most. `servers` has the work of
+    each parameter server, see `ServerLoad`. `stage_loads` has the work of each worker that holds
+    stages of a model, see `StageLoad`; `bubble` and `textbook_bubble` are those of `Traffic`.
 
     Memory and energy: `worker_memory` has the memory of each worker, see `WorkerMemory`.
     `peak_memory_bytes` is that of rank 0 while it trained, until the epoch's first evaluation.
@@ -326,15 +324,15 @@ class Round:
     """The record of one round of `diloco`: the local steps of the workers, and the synchronisation
     after them.
 
-    Each tuple has one entry for each of `workers`, the ranks that took part. In a round, each
+    Each tuple has one entry for each of `workers`, by rank. In a round, each
     worker computes, is idle until the last worker arrives, and then waits for the exchange.
 
     `began_seconds` is the time at which a worker began, on rank 0's clock, since the run's first
     round began. `exposed_exchange_seconds` is the time from the last arrival until a worker goes
     on, including its codec's computing. `exchange_seconds` is the time in which a worker's data
-    travelled. `codec_seconds` is the time in which its codec computed; null without a codec. Both
-    count whether or not they overlap with the next round's computing. `train_loss` is the mean over
-    all `num_examples` of the round. `is_whole` is False if the end of an epoch cut the round short.
+    travelled. `codec_seconds` is the time in which its codec computed; null without a codec.
+    `train_loss` is the mean over all `num_examples` of the round. `is_whole` is False if the end of
+    an epoch cut the round short.
     """
 
     epoch: Natural

@@ -295,7 +295,7 @@ class DiLoCo(Rounds):
         exposed = released - arrived - idle
         travel, codec = spent.unbind(dim=1)
         start, end = float(began.min()) - self._origin, float(released.max()) - self._origin
-        self._train_seconds += end - max(start, self._last_end)  # rounds may overlap in time
+        self._train_seconds += end - max(start, self._last_end)  # clocks are not exact
         self._last_end = end
         of_epoch = self._of_epoch
         of_epoch.waits += idle

@@ -20,7 +20,6 @@ from bsweep.analysis.loading import load
 from bsweep.analysis.simulation import constants as constants_of
 from bsweep.analysis.simulation import machines, result, uneven
 from bsweep.analysis.simulation.constants import Constants
-from bsweep.analysis.simulation.failures import Failures
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.result import Simulation
 from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
@@ -30,7 +29,6 @@ from bsweep.core.words import counted, listed
 
 __all__ = [
     "Constants",
-    "Failures",
     "Simulation",
     "links_of",
     "not_known",
@@ -59,7 +57,6 @@ def simulate(
     flops_per_example: float | None = None,
     speeds: Sequence[float] = (),
     memories: Sequence[float] = (),
-    failures: Failures | None = None,
     price_per_worker_hour: float | None = None,
     where: Mapping[str, str] | None = None,
     num_steps: int = 100,
@@ -89,7 +86,6 @@ def simulate(
         memories: The memory of each worker in GB, for allocations that choose batches by it; they
             repeat, too. The local batch is what the worker with the least memory holds. Empty: that
             of the machine, or the largest batches of the probe.
-        failures: How often workers fail, and what that costs.
         price_per_worker_hour: The price of an hour of one worker, in any currency.
         where: Columns of the study's runs, and the value to select in each.
         num_steps: The steps to simulate.
@@ -115,7 +111,7 @@ def simulate(
     ways = ways_of(",".join([strategies] if isinstance(strategies, str) else strategies), runs)
     simulation = simulate_from(
         found, links, ways, counts("--workers", workers), local_batch=local_batch,
-        global_batch=global_batch, failures=failures, price_per_worker_hour=price_per_worker_hour,
+        global_batch=global_batch, price_per_worker_hour=price_per_worker_hour,
         num_steps=num_steps, seed=seed, progress=progress,
     )  # fmt: skip
     if of is None:
@@ -166,7 +162,6 @@ def simulate_from(
     *,
     local_batch: float | None = None,
     global_batch: int | None = None,
-    failures: Failures | None = None,
     price_per_worker_hour: float | None = None,
     num_steps: int = 100,
     seed: int = 0,
@@ -181,7 +176,6 @@ def simulate_from(
         workers: The numbers of workers.
         local_batch: See `simulate`.
         global_batch: See `simulate`.
-        failures: See `simulate`.
         price_per_worker_hour: See `simulate`.
         num_steps: See `simulate`.
         seed: See `simulate`.
@@ -198,8 +192,7 @@ def simulate_from(
     check_above_zero("global-batch", global_batch, 1024)
     check_above_zero("price-per-worker-hour", price_per_worker_hour, 2.5)
     local = local_batch or constants.local_batch
-    factors, lost = _factors(sorted(set(workers)), failures, seed)
-    cells, left_out = _cells(constants, ways, [*factors], local, global_batch)
+    cells, left_out = _cells(constants, ways, sorted(set(workers)), local, global_batch)
     rows = []
     for name, (way, count, batch) in product(networks, cells):
         progress(f"{way.name} on {count}")
@@ -211,14 +204,14 @@ def simulate_from(
             steps = outcome(way.card, case)
         except ValueError as error:
             raise ValueError(f"--strategies {way.name}: {error}") from None
-        rows.append({"network": name, **result.row_of(case, steps, factors[count])})
+        rows.append({"network": name, **result.row_of(case, steps)})
     rows += result.measured_rows(constants, ways, pd.DataFrame(rows))
     lone = _lone(constants, global_batch or local, num_steps, seed)
     alone = result.lone_rates(lone, outcome(lone.way.card, lone))
     table = result.compared(rows, alone, price_per_worker_hour)
     has_measured = bool(table["kind"].eq(result.MEASURED).any())
     first = _notes(constants, ways, networks.values(), has_measured)
-    notes = (*first, *lost, *left_out, *result.knees(table))
+    notes = (*first, *left_out, *result.knees(table))
     return Simulation(table, notes)
 
 
@@ -267,35 +260,6 @@ def _cells(
     if not cells:
         raise ValueError("\n".join(f"--strategies {name}: {of}" for name, of in problems.items()))
     return cells, notes
-
-
-def _factors(
-    counts: Sequence[int], failures: Failures | None, seed: int
-) -> tuple[dict[int, float], list[str]]:
-    """Return by what failures stretch the time on each number of workers, and a sentence about the
-    numbers on which they follow one another too quickly.
-
-    Raises:
-        ValueError: If they do on all of them.
-    """
-    if failures is None:
-        return dict.fromkeys(counts, 1.0), []
-    if not isinstance(failures, Failures):
-        raise ValueError(
-            f"failures {failures!r}: give bsweep.analysis.simulation.Failures(hours_between=5000)."
-        )
-    factors, problems = {}, {}
-    for count in counts:
-        try:
-            factors[count] = failures.factor(count, seed)
-        except ValueError as error:
-            problems[count] = f"--hours-between-failures {failures.hours_between:g}: {error}"
-    if not problems:
-        return factors, []
-    first = next(iter(problems.values()))
-    if not factors:
-        raise ValueError(first)
-    return factors, [f"Not on {_workers([*problems])}: {first}"]
 
 
 def _workers(counts: Sequence[int]) -> str:

@@ -37,7 +37,6 @@ class Simulation:
       exchange, and for slower workers.
     - `examples_per_second`, `speed_up` and `efficiency`, against one worker; `efficiency` is the
       speed-up for each worker, and `speed_up` has ends of its 90 % interval, too.
-    - `lost_share`: the part of the time that failures, restarts and checkpoints take.
     - `hours` and `money`: to train on a million examples; NaN without a price.
 
     `notes` say what the numbers rest on.
@@ -79,13 +78,12 @@ class Simulation:
                 "waiting": _percent(cell["waiting_share"]),
                 "speed-up": number(cell["speed_up"]),
                 "efficiency": _percent(cell["efficiency"]),
-                "lost": _percent(cell["lost_share"]),
                 "money": number(cell["money"]),
                 "": cell["kind"],
             }
             rows.append(row)
         table = pd.DataFrame(rows)
-        unknown = [name for name in ("lost", "money") if table[name].isin(["-", "0 %"]).all()]
+        unknown = ["money"] * bool((table["money"] == "-").all())
         one_network = ["network"] * (self.cells["network"].nunique() == 1)
         return table.drop(columns=[*unknown, *one_network])
 
@@ -94,17 +92,16 @@ def _percent(value: float) -> str:
     return "-" if value != value else f"{100 * value:.0f} %"
 
 
-def row_of(case: Case, found: Outcome, factor: float = 1.0) -> dict[str, Any]:
+def row_of(case: Case, found: Outcome) -> dict[str, Any]:
     """Return a row of `Simulation.cells` without what compares it with other rows.
 
     Args:
         case: What was simulated.
         found: Its steps.
-        factor: By what failures stretch the time.
     """
     number_of = len(found.step_seconds)
     blocks = np.array_split(found.step_seconds / found.steps_each, min(NUM_DRAWS, number_of))
-    means = _of_draws(blocks) * factor
+    means = _of_draws(blocks)
     low, high = _widened(means, case.doubt)
     whole = float(found.step_seconds.sum())
     exposed = 1 - float(found.slowest_seconds.sum()) / whole
@@ -124,7 +121,6 @@ def row_of(case: Case, found: Outcome, factor: float = 1.0) -> dict[str, Any]:
         "exchange_share": max(0.0, exposed),
         "waiting_share": max(0.0, waiting),
         "examples_per_second": batch * found.examples_factor / seconds,
-        "lost_share": 1 - 1 / factor,
     }
 
 
@@ -183,7 +179,6 @@ def _measured(of: pd.DataFrame) -> dict[str, Any]:
         "exchange_share": float((of["exposed_exchange_seconds_of_step"] / seconds).mean()),
         "waiting_share": float((of["wait_seconds_of_step"] / seconds).mean()),
         "examples_per_second": batch / middle,
-        "lost_share": np.nan,
     }
 
 
