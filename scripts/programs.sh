@@ -25,4 +25,4 @@ if [[ $(cat "$folder/versions" 2>/dev/null) != "${versions[*]}" ]]; then
         "$folder/bin/python" -c 'import deepspeed; deepspeed.init_distributed("gloo")'
     echo "${versions[*]}" >"$folder/versions"
 fi
-BSWEEP_PROGRAMS_PYTHON=$folder/bin/python "$python" -m pytest -q -n0 -m nightly tests/programs "$@"
+BSWEEP_PROGRAMS_PYTHON=$folder/bin/python "$python" -m pytest -q -n0 --full tests/programs/test_examples.py "$@"

@@ -31,7 +31,7 @@ check() {
         *) echo "There is no $1: name oldest, newest or lowest." >&2 && return 2 ;;
     esac
     "$folder/$1/bin/python" -c 'import sys, torch; print("Python", sys.version.split()[0], "torch", torch.__version__)'
-    "$folder/$1/bin/python" -m pytest -q -n "$(nproc)" -m "not slow and not nightly and not gpu" "${@:2}"
+    "$folder/$1/bin/python" -m pytest -q -n "$(nproc)" "${@:2}"
 }
 
 if (($#)); then

@@ -12,8 +12,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -25,45 +28,9 @@ from tests.support.running import HOSTS, Forks
 
 __all__ = ["browser"]  # a fixture, of which a process can have one
 
-_LONGEST = (
-    # Not long, but in a process that has run many other files its downloads can crash, which ends
-    # all of pytest-xdist's work in a wait.
-    "data",
-    "interactive",
-    "slurm",
-    "resume",
-    "run",
-    "probe",
-    "docs",
-    "equivalence",
-    "host_failures",
-    "checkpoint",
-    "plots",
-    "experiments",
-    "memory",
-    "watch",
-    "recommend",
-    "parallel",
-    "report",
-    "hosts",
-    "predict",
-    "analysis",
-    "noise",
-    "operating",
-    "team",
-    "chaos",
-    "surviving",
-    "setup",
-    "adding",
-    "overrides",
-    "readers",
-    "diloco",
-    "notebook",
-    "trackers",
-)
-
-
 _SHARED = pytest.StashKey[Forks]()
+_NUM_LEFT_OUT = pytest.StashKey[int]()
+_QUICK_SECONDS = 3  # of processor time, the most that a quick test may take
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(number, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has all of them ignore
     forget_allocation()
+    file, os.environ["BSWEEP_TEST_SECONDS"] = tempfile.mkstemp(prefix="bsweep-seconds")
+    os.close(file)
     if config.getoption("numprocesses", None) and not _is_one_of_several(config):
         folder = tempfile.mkdtemp(prefix="bsweep-forks")  # short, as a socket's path has to be
         os.environ["BSWEEP_TEST_FORKS"] = folder
@@ -85,6 +54,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    Path(os.environ["BSWEEP_TEST_SECONDS"]).unlink()
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and not _is_one_of_several(config):
+        num = {
+            outcome: len(reporter.stats.get(outcome, ()))
+            for outcome in ("passed", "failed", "error", "skipped", "deselected")
+        }
+        print(
+            f"{num['passed'] + num['failed'] + num['error']} tests ran, {num['skipped']} could not "
+            f"run here, {num['deselected']} were left out: scripts/test.sh --full runs all."
+        )
     if _SHARED in config.stash:
         config.stash[_SHARED].end()
         shutil.rmtree(os.environ["BSWEEP_TEST_FORKS"])
@@ -102,13 +82,70 @@ def forget_allocation() -> None:
             del os.environ[name]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run all tests, not the quick ones alone")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "nightly" not in config.option.markexpr:
-        items[:] = [item for item in items if "nightly" not in item.keywords]
-    # Files of minutes come first: of two processes, one that began such a file at the end would
-    # work on alone.
-    first = {f"test_{name}": place for place, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: first.get(item.path.stem, len(first)))
+    if config.getoption("full"):
+        return
+    quick: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    num_cases = Counter[str]()
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        num_cases[function] += 1
+        mark = item.get_closest_marker("full")
+        is_quick = mark is None or num_cases[function] <= mark.kwargs.get("but", 0)
+        (quick if is_quick else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    config.stash[_NUM_LEFT_OUT] = len(left_out)
+    items[:] = quick
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Count in this process what the processes of pytest-xdist have left out: each counts all."""
+    config, num = node.config, getattr(node, "workeroutput", {}).get("num_left_out", 0)
+    if not config.stash.get(_NUM_LEFT_OUT, 0):
+        config.stash[_NUM_LEFT_OUT] = num
+        config.hook.pytest_deselected(items=[SimpleNamespace()] * num)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _is_one_of_several(session.config):
+        output: dict[str, Any] = session.config.workeroutput  # type: ignore[attr-defined]
+        output["num_left_out"] = session.config.stash.get(_NUM_LEFT_OUT, 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    before = _processor_seconds()
+    yield
+    seconds = _processor_seconds() - before
+    item.user_properties.append(("processor_seconds", seconds))
+    if seconds > _QUICK_SECONDS and not item.config.getoption("full"):
+        pytest.fail(
+            f"it took {seconds:.1f} s of the processor: mark it `full`, or make it quicker than "
+            f"{_QUICK_SECONDS} s."
+        )
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of this process and of all that it started and that have ended."""
+    forked = Path(os.environ["BSWEEP_TEST_SECONDS"]).read_text().split()
+    return sum(os.times()[:4]) + sum(map(float, forked))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    requires_all = os.environ.get("BSWEEP_REQUIRE_ALL") == "1"
+    if report.skipped and requires_all and "gpu" not in item.keywords:
+        report.outcome = "failed"
+    return report
 
 
 def pytest_collection_finish() -> None:

@@ -51,8 +51,9 @@ from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 from tests.support.worlds import WORLDS, drawn
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "seed", [*(pytest.param(seed, marks=pytest.mark.nightly) for seed in (0, 3)), 7]
+    "seed", [*(pytest.param(seed, marks=pytest.mark.full) for seed in (0, 3)), 7]
 )
 def test_a_search_finds_a_cell_near_the_best_for_a_small_cost(seed: int, tmp_path: Path) -> None:
     search = Played(drawn(seed), tmp_path / "s", seed)
@@ -66,6 +67,7 @@ def test_a_search_finds_a_cell_near_the_best_for_a_small_cost(seed: int, tmp_pat
     assert search.spent <= 1.15 * SHARE * cost, "5 % of the cost as it is predicted"
 
 
+@pytest.mark.full
 def test_a_batch_that_never_reaches_the_target_is_not_the_answer(tmp_path: Path) -> None:
     search = Played(WORLDS["threshold"](6), tmp_path / "s", 6)
     prediction = search.search()
@@ -73,6 +75,7 @@ def test_a_batch_that_never_reaches_the_target_is_not_the_answer(tmp_path: Path)
     assert search.truth.reaches(int(prediction.recommended["global_batch"]))
 
 
+@pytest.mark.full
 def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> None:
     truth = Truth()
     grid = Played(truth, tmp_path, 0).grid.cells
@@ -92,6 +95,7 @@ def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> N
     assert prediction.choice.probability_in_time >= 0.9
 
 
+@pytest.mark.full
 def test_a_search_begins_in_the_middle_and_keeps_its_budget(tmp_path: Path) -> None:
     search = Played(Truth(), tmp_path / "s", 0)
     _, first, _ = search.look()
@@ -144,6 +148,7 @@ def test_without_a_budget_three_runs_are_paid_for() -> None:
     assert large.share(step_time, None, before=7.0) > 10 * middle, "5 % of all runs are more"
 
 
+@pytest.mark.full
 def test_the_prior_of_a_search_does_not_follow_its_first_run(tmp_path: Path) -> None:
     truth, batches = Truth(), (16, 32, 64, 128, 256, 512)
     for batch in (16, 512):
@@ -245,6 +250,7 @@ def begun(cwd: Path) -> list[Path]:
     return [path.parent for path in found if '"type": "evaluation"' in path.read_text()]
 
 
+@pytest.mark.full
 def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
     tmp_path: Path,
 ) -> None:
@@ -301,6 +307,7 @@ def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
     assert "completed already" in again.stderr, "a run that ended at its target is over"
 
 
+@pytest.mark.full
 def test_a_search_over_strategies_names_the_one_to_use(tmp_path: Path) -> None:
     words = [*REAL]
     words[words.index("num_workers=1,2")] = "num_workers=2"
@@ -343,6 +350,7 @@ def test_strategies_that_may_take_other_steps_are_searched_alone() -> None:
             recommend._cells(configs, parse_objective("fastest"))
 
 
+@pytest.mark.full
 def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> None:
     """One is out of memory as its steps are timed, the others later: in a run, which is the first
     or the second.
@@ -386,6 +394,7 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
     assert statuses[8] == statuses[16] == "completed"
 
 
+@pytest.mark.full
 def test_a_search_out_of_budget_names_the_best_accuracy_seen(
     tmp_path: Path,
 ) -> None:
@@ -414,6 +423,7 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
     assert "2.000 epochs. Choose a target that runs reach, or train longer." in result.stdout
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -524,6 +534,7 @@ def test_a_grid_too_large_for_memory_is_refused_with_the_error_seen() -> None:
         found._probe()
 
 
+@pytest.mark.full
 def test_a_batch_is_run_with_the_rates_beside_its_best_one(tmp_path: Path) -> None:
     rates, cells = [0.01, 0.02, 0.05, 0.1], [(batch, 1, 1, "") for batch in (16, 64, 256)]
 
@@ -562,7 +573,7 @@ def test_a_batch_is_run_with_the_rates_beside_its_best_one(tmp_path: Path) -> No
     assert offered()[16] == {0.01}
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 def test_a_search_over_learning_rates_names_the_one_to_use(tmp_path: Path) -> None:
     rates = ("optimizer.lr=0.0005,0.05", "optimizer.lr_rule=sqrt", "epochs=20")
     others = [text for text in TINY if not text.startswith(("optimizer.lr", "epochs"))]

@@ -176,6 +176,7 @@ def test_names_are_unambiguous_and_every_device_has_its_source() -> None:
             devices.device(other)
 
 
+@pytest.mark.full(but=5)
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_composes_and_resolves(name: str, tmp_path: Path) -> None:
     config = resolved(tmp_path, [worker(0.001), worker(0.002, largest=32)], f"allocation={name}")

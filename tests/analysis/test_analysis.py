@@ -174,6 +174,7 @@ def test_a_newer_schema_and_a_damaged_line_are_errors(tmp_path: Path) -> None:
         bsweep.load(tmp_path / "s")
 
 
+@pytest.mark.full
 def test_the_csv_of_a_report_load_as_the_same_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +298,7 @@ def test_runs_on_other_hosts_are_no_seeds(tmp_path: Path) -> None:
     assert cells["n"].tolist() == [1, 1]
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("first", "second", "key"),
     [
@@ -707,6 +709,7 @@ RING, NATIVE = (
 )
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("variants", "names"),
     [
@@ -857,6 +860,7 @@ def test_that_steps_were_shared_out_anew_is_no_warning(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_importing_bsweep_loads_neither_pandas_nor_matplotlib() -> None:
     code = (
         "import bsweep, sys; assert not {'pandas', 'matplotlib', 'torch'} & set(sys.modules); "

@@ -112,6 +112,7 @@ def test_a_study_may_have_the_name_of_a_column(
     assert found.studies[1] == str(tmp_path / "kind")
 
 
+@pytest.mark.full
 def test_a_page_makes_its_folder(
     desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,7 @@ def test_equal_studies_differ_in_nothing_but_the_commit(desk: Path) -> None:
     assert found.slower(0).empty
 
 
+@pytest.mark.full
 def test_every_study_is_compared_with_the_first(desk: Path) -> None:
     studies = [bsweep.load(desk / name) for name in ("slow", "before", "same")]
     found = bsweep.compare(*studies)
@@ -140,6 +142,7 @@ def test_every_study_is_compared_with_the_first(desk: Path) -> None:
     assert len(bsweep.compare(*studies, *studies).brief()) == 4
 
 
+@pytest.mark.full
 def test_settings_of_a_whole_study_do_not_tell_its_cells_apart(tmp_path: Path) -> None:
     """A strategy that one study varies does; one in which whole studies differ does not."""
     ddp = {"strategy.name": "ddp"}
@@ -171,6 +174,7 @@ def test_a_cell_without_three_seeds_has_no_interval(desk: Path) -> None:
     assert found.slower(0.05).empty
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("study", "said", "share"),
     [("lost", "no longer reached", 0), ("rarer", "reached less often", 2 / 3)],
@@ -193,6 +197,7 @@ def test_a_run_that_misses_the_target_leaves_its_cell_without_a_ratio(
     assert bsweep.compare(desk / study, desk / "reached").slower(0.5).empty
 
 
+@pytest.mark.full
 def test_cells_that_a_study_lacks_are_counted_and_named(desk: Path) -> None:
     found = bsweep.compare(desk / "before", desk / "fewer", desk / "same")
     assert found.missing.values.tolist() == [["fewer", "Horovod, 1 worker, local batch 16"]]
@@ -203,6 +208,7 @@ def test_cells_that_a_study_lacks_are_counted_and_named(desk: Path) -> None:
     assert bsweep.compare(desk / "fewer", desk / "before").missing.empty
 
 
+@pytest.mark.full
 def test_times_across_hardware_are_refused_and_accuracies_are_not(desk: Path) -> None:
     refused = bsweep.compare(desk / "before", desk / "moved")
     assert refused.cells["is_across_hardware"].all()
@@ -234,6 +240,7 @@ def test_a_corrected_interval_excludes_what_holms_method_rejects() -> None:
     assert compare_means(ones, others, 30.0)["p_holm"][0] == 1
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
@@ -302,6 +309,7 @@ def test_the_command_exits_with(
     assert bool(output.out) == (code != BAD_CONFIG or is_compared)
 
 
+@pytest.mark.full
 def test_the_command_prints_an_answer_tables_and_json(
     desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

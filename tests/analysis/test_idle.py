@@ -50,6 +50,7 @@ def by_variant(table: pd.DataFrame) -> Any:
     return table.droplevel(["num_workers", "local_batch"])
 
 
+@pytest.mark.full
 def test_rounds_are_a_row_a_worker_and_survive_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_rounds_that_an_epoch_cuts_short_do_not_count_beside_whole_ones(tmp_path
     )
 
 
+@pytest.mark.full
 def test_a_study_without_rounds_has_empty_tables(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8)
     write_run(tmp_path / "text", local_batch=8, settings={"data.sequence_length": 64})

@@ -86,6 +86,7 @@ PARTS = (
 )
 
 
+@pytest.mark.full
 def test_the_recommendation_is_the_best_cell_with_its_probability(
     prediction: bsweep.analysis.Prediction,
 ) -> None:
@@ -140,6 +141,7 @@ def test_one_more_run_brings_most_where_the_choice_is_open(
     assert gains.loc[worst, "gain"].max() < 1e-3 * gains["gain"].max()
 
 
+@pytest.mark.full
 def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
     study = bsweep.load(folder)
     cheapest = bsweep.predict(study, TARGET, objective="cheapest", price_per_worker_hour=3.6)
@@ -169,6 +171,7 @@ def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
         bsweep.predict(study, TARGET, objective="joules")
 
 
+@pytest.mark.full
 def test_the_least_energy_counts_the_power_of_idle_devices(folder: Path) -> None:
     """By 40 W of a worker whatever it does, and 0.3 J an example; on two workers an exchange leaves
     them idle.
@@ -199,6 +202,7 @@ def test_the_least_energy_counts_the_power_of_idle_devices(folder: Path) -> None
     assert constant.choice.value == pytest.approx(50 * constant.recommended["worker_seconds"])
 
 
+@pytest.mark.full
 def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_path: Path) -> None:
     printed = command(
         "predict", str(folder), "--target-accuracy", "0.9", "--batches", "64,128", cwd=tmp_path
@@ -225,6 +229,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
     assert read["leave_out"]
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -262,6 +267,7 @@ def test_what_cannot_be_predicted_is_said_with_the_remedy(
     assert "Traceback" not in result.stderr, result.stderr
 
 
+@pytest.mark.full
 def test_runs_that_differ_in_more_than_the_grid_have_to_be_chosen(tmp_path: Path) -> None:
     for batch in (32, 128):
         write_target_run(tmp_path / "s", TRUTH, batch=batch)
@@ -289,6 +295,7 @@ def test_runs_that_differ_in_more_than_the_grid_have_to_be_chosen(tmp_path: Path
     )
 
 
+@pytest.mark.full
 def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     most = 180_000.0  # too few examples for the larger batches alone
     for batch in (32, 64, 128):
@@ -331,6 +338,7 @@ def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_run_too_short_for_any_batch_rules_no_batch_out(tmp_path: Path) -> None:
     for batch in (32, 512):
         write_target_run(tmp_path / "s", TRUTH, batch=batch)
@@ -346,6 +354,7 @@ _BROKEN_OFF: tuple[tuple[int, float, Status], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_batch_that_missed_the_target_is_not_recommended(
     tmp_path: Path,
 ) -> None:
@@ -371,6 +380,7 @@ def test_a_batch_that_missed_the_target_is_not_recommended(
     )
 
 
+@pytest.mark.full
 def test_runs_that_missed_the_target_count_in_a_cells_error(
     tmp_path: Path,
 ) -> None:
@@ -401,6 +411,7 @@ def test_runs_that_missed_the_target_count_in_a_cells_error(
     assert "lower bound" in repr(prediction)
 
 
+@pytest.mark.full
 def test_a_run_resumed_on_other_hardware_times_its_own_steps_only(
     tmp_path: Path,
 ) -> None:
@@ -430,6 +441,7 @@ def test_a_run_resumed_on_other_hardware_times_its_own_steps_only(
         assert branches["steps_to_target"][batch] == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.full
 def test_the_target_of_branches_is_the_same_however_many_there_are(tmp_path: Path) -> None:
     source = write_target_run(tmp_path / "s", TRUTH, batch=64)
     write_target_run(tmp_path / "s", TRUTH, batch=128)
@@ -477,6 +489,7 @@ def test_evaluations_far_apart_are_put_into_the_fit(tmp_path: Path) -> None:
     assert of[128.0].resolution == pytest.approx((312 / np.exp(of[128.0].exact[0])) ** 2 / 12)
 
 
+@pytest.mark.full
 def test_of_several_learning_rates_each_batch_goes_by_its_best(tmp_path: Path) -> None:
     best = {32: 0.1, 128: 0.2, 512: 0.4}
     for batch, rate in best.items():
@@ -530,6 +543,7 @@ def test_the_luckiest_of_equal_learning_rates_is_counted_as_chosen() -> None:
     assert abs(mended) < 0.5 * abs(lowest)
 
 
+@pytest.mark.full
 def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) -> None:
     critical = TRUTH.minimum_examples / TRUTH.minimum_steps
     for seed in (0, 1):
@@ -604,6 +618,7 @@ def test_formulas_that_miss_what_was_measured_are_doubted(tmp_path: Path) -> Non
     assert sum("a formula that does not hold" in line for line in prediction.warnings) == 2
 
 
+@pytest.mark.full
 def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> None:
     for batch in (32, 128):
         write_target_run(tmp_path / "s", TRUTH, batch=batch, every_examples=400_000)
@@ -624,6 +639,7 @@ def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> No
     assert not any("only an upper bound" in line for line in prediction.warnings)
 
 
+@pytest.mark.full
 def test_a_time_known_by_a_bound_alone_is_not_called_measured(tmp_path: Path) -> None:
     for batch in (32, 128):
         write_target_run(tmp_path / "s", TRUTH, batch=batch, every_examples=400_000)
@@ -704,6 +720,7 @@ def test_tables_are_dataframes_for_a_notebook(prediction: bsweep.analysis.Predic
         assert fits["low"][name] < value < fits["high"][name]
 
 
+@pytest.mark.full
 def test_exchange_within_and_across_nodes_is_told_apart_where_both_ran(tmp_path: Path) -> None:
     settings = {"launch.hosts": "node1:2,node2:2"}
     for batch, workers in ((64, 1), (64, 2), (256, 2), (256, 4), (512, 4)):

@@ -156,7 +156,7 @@ def truths(number: int) -> Iterator[tuple[int, Truth, float, float, np.random.Ge
         yield seed, truth, 0.05 * 2 ** rng.standard_normal(), 0.05 * 2 ** rng.standard_normal(), rng
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 def test_nine_of_ten_intervals_cover_the_truth_censored_runs_among_them() -> None:
     """Many studies of four batch sizes by three seeds, in half of which the budget of examples ends
     before some do.
@@ -218,6 +218,7 @@ def test_nine_of_ten_intervals_cover_the_truth_censored_runs_among_them() -> Non
     assert all(0.82 <= part <= 0.99 for part in share.values()), share
 
 
+@pytest.mark.full
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     critical=st.floats(20, 2000), minimum=st.floats(50, 50_000), unit=st.sampled_from([1.0, 1e-3,

@@ -154,6 +154,7 @@ UNEVEN = constants(
 )  # fmt: skip
 
 
+@pytest.mark.full(but=12)
 @pytest.mark.parametrize(
     "text",
     [
@@ -296,6 +297,7 @@ def filled_in(name: str, batch: str, of: Constants, folder: Path) -> RunConfig:
     return allocation.fill_in(config)
 
 
+@pytest.mark.full(but=8)
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize(
     "name",
@@ -352,6 +354,7 @@ def test_hybrid_keeps_workers_busy_and_waits_little() -> None:
     assert float(cells["waiting_share"][ways[2].name]) < 0.05
 
 
+@pytest.mark.full
 def test_a_batch_by_memory_needs_to_know_the_memory(study: Path) -> None:
     given = ["--network", "25gbit", "--strategies", "diloco,diloco:allocation=batch_by_memory"]
     for more, says in (
@@ -621,6 +624,7 @@ def test_money_is_in_the_table(study: Path) -> None:
     assert cell["money"] == pytest.approx(cell["hours"] * 64 * 2)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -648,6 +652,7 @@ def test_wrong_words_get_a_message_with_the_remedy(
         command.run([str(study), *words])
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("way", "message"),
     [
@@ -683,6 +688,7 @@ def test_by_speed_means_what_it_means_in_a_run() -> None:
     assert short.allocation == long.allocation == "steps_by_speed"
 
 
+@pytest.mark.full
 def test_a_way_leaves_out_numbers_of_workers_that_do_not_suit_it(study: Path) -> None:
     found = bsweep.simulate(
         study, workers=[2, 4, 7, 11], strategies="allreduce,pipeline", network="25gbit"
@@ -697,6 +703,7 @@ def test_a_way_leaves_out_numbers_of_workers_that_do_not_suit_it(study: Path) ->
         bsweep.simulate(study, workers=[7], strategies="pipeline", network="25gbit")
 
 
+@pytest.mark.full
 def test_numbers_of_workers_that_do_not_divide_the_batch_are_left_out(study: Path) -> None:
     given: dict[str, Any] = {"network": "25gbit", "global_batch": 100, "num_steps": 20}
     found = bsweep.simulate(study, workers=counts("1..64"), strategies="horovod", **given)
@@ -739,6 +746,7 @@ VGG16 = {"settings": {"model": {"name": "vgg16", "dropout": 0.5}}}
 LAYERS = {"layer_parameters": (1_000_000, 9_000_000, 1_181_642)}
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("run", "way", "workers", "suitable", "says"),
     [
@@ -845,6 +853,7 @@ def test_counts_are_numbers_or_doublings() -> None:
             counts(wrong)
 
 
+@pytest.mark.full
 def test_python_takes_what_the_command_takes(study: Path) -> None:
     given: dict[str, Any] = {"network": "25gbit", "num_steps": 20}
     found = bsweep.simulate(study, workers="1..4", strategies=["horovod", "diloco"], **given).cells
@@ -858,6 +867,7 @@ def test_python_takes_what_the_command_takes(study: Path) -> None:
     assert list(predicted.cells["num_workers"]) == [1, 2, 4]
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -937,6 +947,7 @@ def test_a_probe_gives_constants() -> None:
     assert (found.cells["step_seconds"] > 0).all()
 
 
+@pytest.mark.full
 def test_networks_are_compared_and_drawn(study: Path, tmp_path: Path) -> None:
     from bsweep.plots import simulation
     from bsweep.plots.curves import MARKERS
@@ -958,6 +969,7 @@ def test_networks_are_compared_and_drawn(study: Path, tmp_path: Path) -> None:
     assert all(line.is_dashed() for line in lines)
 
 
+@pytest.mark.full
 def test_a_prediction_marks_what_it_simulates(study: Path) -> None:
     found = bsweep.predict(study, 0.8, workers=[1, 2, 64], network="25gbit,10us")
     cells = found.cells.set_index("num_workers")["is_simulated"]

@@ -82,6 +82,7 @@ def test_seeds_that_diverge_count_as_missed(tmp_path: Path) -> None:
     assert table["is_best"].to_dict() == {0.025: True, 0.1: False}
 
 
+@pytest.mark.full
 def test_a_report_shows_the_best_rates(
     collapse: analysis.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return study
 
 
+@pytest.mark.full
 def test_one_prediction_names_the_best_way_of_all(folder: Path) -> None:
     found = bsweep.predict(folder, TARGET)
     cells = found.cells.set_index(["way", "global_batch", "num_workers"])
@@ -126,6 +127,7 @@ def test_one_prediction_names_the_best_way_of_all(folder: Path) -> None:
     assert set(found.leave_out["way"]) == ways
 
 
+@pytest.mark.full
 def test_the_bubble_is_that_of_the_number_of_micro_batches(folder: Path) -> None:
     """No run had 16 micro-batches on 4 workers: the formula says how long its steps take."""
     found = bsweep.predict(folder, TARGET, workers=[2, 4], batches=[64, 256])
@@ -141,6 +143,7 @@ def test_the_bubble_is_that_of_the_number_of_micro_batches(folder: Path) -> None
     assert unseen["local_batch"] == 256, "all workers of a pipeline take the same examples"
 
 
+@pytest.mark.full
 def test_where_selects_one_way(folder: Path) -> None:
     found = bsweep.predict(folder, TARGET, where={"strategy": "sharded"})
     assert set(found.cells["way"]) == {""}
@@ -196,6 +199,7 @@ def pair_of(folder: Path, *settings: dict[str, Any]) -> Path:
     return folder / "s"
 
 
+@pytest.mark.full
 def test_codecs_with_other_settings_are_refused(tmp_path: Path) -> None:
     dense: dict[str, Any] = {"compression": {"name": "topk", "density": 0.1}}
     sparse: dict[str, Any] = {"compression": {"name": "topk", "density": 0.01}}
@@ -209,6 +213,7 @@ def test_codecs_with_other_settings_are_refused(tmp_path: Path) -> None:
     assert set(bsweep.predict(same, TARGET).cells["way"]) == {"horovod", "allreduce"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "other",
     [
@@ -235,6 +240,7 @@ def test_pipedream_is_refused(tmp_path: Path) -> None:
         bsweep.predict(study, TARGET)
 
 
+@pytest.mark.full
 def test_steps_that_differ_between_ways_are_said(tmp_path: Path) -> None:
     for settings, needed in ((DDP, 1.0), (SHARDED, 2.0)):
         for batch in (64, 256):
@@ -268,6 +274,7 @@ def written(folder: Path, *splits: dict[str, object], **more: object) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_probed_steps_of_a_way_count(folder: Path, tmp_path: Path) -> None:
     """The probe is three times slower than the formula of the runs; one of another model, which
     is faster, does not count.
@@ -369,6 +376,7 @@ LLAMA = (
 )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", ["sharded", "tensor", "pipeline"])
 def test_the_formula_tells_what_real_replicas_send(strategy: str, tmp_path: Path) -> None:
     """A step of one pass sends P + E bytes, of two passes P + 2 E or, sharded, 2 P."""
@@ -402,6 +410,7 @@ def test_the_formula_tells_what_real_replicas_send(strategy: str, tmp_path: Path
         assert way.bubbles[4] == pytest.approx(recorded)
 
 
+@pytest.mark.full
 def test_real_runs_of_several_strategies_are_compared(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("All happy families are alike.\n" * 400)
     point = (

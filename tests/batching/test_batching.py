@@ -44,6 +44,7 @@ def test_a_larger_batch_than_the_local_one_is_computed_in_passes() -> None:
     assert policy.of_global_batch(4) == (Share(1, 1), Share(1, 1), Share(2, 1))
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("strategy", ["horovod", "ddp"])
 def test_a_batch_that_doubles_within_an_epoch_reaches_one_workers_weights(strategy: str) -> None:
     (one,) = trained(1, "strategy=single", *DOUBLING, policy="Doubling")
@@ -104,6 +105,7 @@ def test_every_policy_is_tested() -> None:
     assert {*STILL} == {*CHANGING} == here - {"fixed", "own"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", STILL)
 def test_a_policy_that_changes_nothing_is_the_fixed_batch_bit_for_bit(policy: str) -> None:
     """Though it looks at each step, and its noise is measured."""
@@ -118,6 +120,7 @@ def test_a_policy_that_changes_nothing_is_the_fixed_batch_bit_for_bit(policy: st
         assert [indices for indices, _ in one["seen"]] == [indices for indices, _ in other["seen"]]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("policy", CHANGING)
 def test_every_policy_reaches_the_weights_of_one_worker(policy: str) -> None:
     point = ("global_batch=8", "log_every_steps=1", "optimizer.lr=0.1", *CHANGING[policy])
@@ -309,6 +312,7 @@ def test_the_norm_test_grows_the_batch_to_where_it_passes() -> None:
     assert batches(policy, at[3], at[4]) == [round(64 / (0.25 * 1.5)), round(64 / (0.25 * 1.5))]
 
 
+@pytest.mark.full
 def test_cabs_couples_the_batch_to_rate_variance_and_loss() -> None:
     policy = batching.build(
         compose("batching=cabs", "global_batch=64", "model=tiny_cnn", "batching.every_steps=1")
@@ -389,6 +393,7 @@ def test_the_rate_that_goes_on_record_has_the_gain() -> None:
     assert 0.1 < rates[-1] <= 0.2
 
 
+@pytest.mark.full
 def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
     """A lone worker measures the noise of other steps, and would find other gains: it is given
     those of the workers.
@@ -415,6 +420,7 @@ def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
         torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.full(but=7)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

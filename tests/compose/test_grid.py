@@ -84,7 +84,8 @@ def composed(overrides: list[str]) -> DictConfig:
 MOST_POINTS = 12
 
 
-@pytest.mark.parametrize("most_points", [MOST_POINTS, pytest.param(99, marks=pytest.mark.nightly)])
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("most_points", [MOST_POINTS, pytest.param(99, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", GRIDS)
 def test_points_are_as_hydra_composes_each(name: str, most_points: int) -> None:
     """Of a large grid some points, drawn at random, and all by night."""
@@ -106,6 +107,7 @@ def test_points_are_as_hydra_composes_each(name: str, most_points: int) -> None:
     assert [config.run_id for config in found] == [config.run_id for _, config in possible]
 
 
+@pytest.mark.full
 def test_what_is_wrong_is_said_of_every_value_once() -> None:
     points = [
         [f"local_batch={b}", f"seed={s}", "model=resnet18"]

@@ -54,6 +54,7 @@ def type_run(
     return run
 
 
+@pytest.mark.full(but=21)
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -186,6 +187,7 @@ done
 """
 
 
+@pytest.mark.full
 def test_bash_completes_commands_keys_and_groups(tmp_path: Path) -> None:
     expected = {
         "bsweep prof": ["profile"],
@@ -245,6 +247,7 @@ FUZZ = settings(
 )
 
 
+@pytest.mark.full
 @settings(FUZZ, max_examples=250)
 @given(
     st.lists(OVERRIDES, min_size=1, max_size=2),
@@ -260,7 +263,7 @@ def test_of_anything_typed_with_what_cannot_be_nothing_is_composed(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("num_composed", [20, pytest.param(500, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("num_composed", [20, pytest.param(500, marks=pytest.mark.full)])
 def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(
     type_run: Type, num_composed: int
 ) -> None:
@@ -291,6 +294,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.full
 @settings(FUZZ, max_examples=100)
 @given(st.data())
 def test_any_value_of_any_key_is_a_run_or_an_error_of_the_schema(

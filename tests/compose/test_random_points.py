@@ -390,7 +390,7 @@ MOST_SECONDS = 300
 PER_PART = 50
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("part", range(20))
 def test_a_valid_point_completes_or_fails_in_plain_words(part: int, tmp_path: Path) -> None:

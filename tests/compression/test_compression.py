@@ -168,6 +168,7 @@ def test_nothing_is_built_for_one_worker_and_for_none(name: str) -> None:
     assert optimizer.param_groups[0]["momentum"] == 0.9
 
 
+@pytest.mark.full(but=22)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_workers", [2, 3, 4])
 @pytest.mark.parametrize("name", CODECS)

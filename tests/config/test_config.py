@@ -36,6 +36,7 @@ def options() -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.full(but=7)
 @pytest.mark.parametrize(("group", "option"), options())
 def test_every_option_composes(group: str, option: str) -> None:
     language = ["data=text", "data.path=somewhere"]
@@ -60,6 +61,7 @@ def test_every_option_composes(group: str, option: str) -> None:
     assert option.startswith(getattr(config, group).name)
 
 
+@pytest.mark.full(but=5)
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_and_begins_with_its_command(experiment: str) -> None:
     text = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()
@@ -89,6 +91,7 @@ def test_the_paper_is_as_its_authors_ran_it() -> None:
     assert (o.name, o.lr, o.lr_rule, o.warmup_epochs) == ("sgd", 0.1, "per_worker", 5)
 
 
+@pytest.mark.full(but=24)
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [

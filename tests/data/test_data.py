@@ -408,6 +408,7 @@ def _load_in_process(root: str, results: Any) -> None:
     results.put(int(dataset.train_inputs.long().sum()))
 
 
+@pytest.mark.full
 def test_processes_that_load_at_once_decode_once(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -653,6 +654,7 @@ def _modules_after(statement: str) -> str:
     ).stdout
 
 
+@pytest.mark.full
 def test_a_worker_imports_nothing_slow_to_load_what_is_cached(folder: Path) -> None:
     data.load(image_folder(folder), CPU)
     loaded = _modules_after(
@@ -664,6 +666,7 @@ def test_a_worker_imports_nothing_slow_to_load_what_is_cached(folder: Path) -> N
     assert not {"torchvision", "sklearn", "PIL", "pandas", "scipy"} & set(loaded)
 
 
+@pytest.mark.full
 def test_torchvision_of_other_versions_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,6 +236,7 @@ def test_a_run_on_data_of_ones_own_keeps_the_code(folder: Path) -> None:
     assert start["config"]["data"]["fingerprint"]
 
 
+@pytest.mark.full
 def test_noise_has_no_fastest_cell_and_no_recommendation(folder: Path) -> None:
     """Two random classes are guessed with an accuracy near 0.5, whatever the batch size."""
     of_noise = ("data=own", "data.target=mydata.py:noise", "model=tiny_cnn", "study=s")
@@ -251,6 +252,7 @@ def test_noise_has_no_fastest_cell_and_no_recommendation(folder: Path) -> None:
     assert analysis.time_to_target(study).empty
 
 
+@pytest.mark.full(but=5)
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [

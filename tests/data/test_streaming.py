@@ -193,6 +193,7 @@ POINT = (
 )
 
 
+@pytest.mark.full
 def test_a_run_on_images_with_a_border_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_a_text_shorter_than_a_sequence_is_refused(
     refuses(text(path, test_share=test_share), *parts)
 
 
+@pytest.mark.full
 def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
     path = write_text(tmp_path / "text.txt", 20_000)
     arguments = (

@@ -27,6 +27,8 @@ from bsweep.runlog.files import RunPaths
 from tests.support.launching import Scripted
 from tests.support.running import HOSTS, TINY, bsweep, compose, forks, imported_first, on, popen
 
+pytestmark = pytest.mark.full
+
 POINT = (
     "num_workers=2",
     "model=tiny_cnn",
@@ -72,9 +74,8 @@ def test_hosts_that_cannot_run_a_point_are_all_named_before_it(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "nothing was begun"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "strategy", ["ddp", pytest.param("horovod", marks=pytest.mark.nightly)]
+    "strategy", ["ddp", pytest.param("horovod", marks=pytest.mark.full)]
 )  # it waits for long
 def test_a_cut_link_is_named_and_the_same_command_resumes_the_run(
     up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str

@@ -15,6 +15,8 @@ from bsweep.config.values import ConfigError
 from bsweep.launch import ssh
 from tests.support.running import TINY, bsweep, compose, forks, on
 
+pytestmark = pytest.mark.full
+
 CHANGED = """\
 @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
 Add correct host key in /home/me/.ssh/known_hosts to get rid of this message.
@@ -33,7 +35,6 @@ def card(*overrides: str) -> HorovodrunConfig:
     return launch
 
 
-@pytest.mark.slow
 def test_a_changed_host_key_is_refused_until_the_user_accepts_it(
     up: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:

@@ -20,6 +20,8 @@ from bsweep.cli import doctor
 from bsweep.launch import machine_facts
 from tests.support.running import HOSTS, ROOT, TINY, bsweep, compose, forks, on
 
+pytestmark = pytest.mark.full
+
 OTHERS = ("horovod", "ddp", "local_sgd", "diloco", "parameter_server")
 TRANSFERRED_BYTES = 10_000_000
 
@@ -112,7 +114,7 @@ def test_a_run_over_hosts(
 
 
 @pytest.mark.parametrize(
-    "strategy", ["allreduce", *(pytest.param(s, marks=pytest.mark.nightly) for s in OTHERS)]
+    "strategy", ["allreduce", *(pytest.param(s, marks=pytest.mark.full) for s in OTHERS)]
 )
 def test_hosts_with_ipv6_only(
     up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str

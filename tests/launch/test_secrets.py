@@ -64,6 +64,7 @@ def command_lines_watched() -> Iterator[set[str]]:
         thread.join()
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.skipif(
     not Path("/proc/self/cmdline").exists(), reason="no /proc to read command lines from"
 )
@@ -72,8 +73,8 @@ def command_lines_watched() -> Iterator[set[str]]:
     [
         ("horovod", ""),
         ("ddp", ""),
-        pytest.param("horovod", "h1:1,h2:1", marks=pytest.mark.slow),
-        pytest.param("ddp", "h1:1,h2:1", marks=pytest.mark.slow),
+        pytest.param("horovod", "h1:1,h2:1", marks=pytest.mark.full),
+        pytest.param("ddp", "h1:1,h2:1", marks=pytest.mark.full),
     ],
 )
 def test_a_secret_is_on_no_command_line_and_in_no_file(

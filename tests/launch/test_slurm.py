@@ -25,6 +25,8 @@ from bsweep.study import states
 from tests.support.running import HOSTS, ROOT, TINY, bsweep, compose, forks, popen, summaries, tool
 from tests.support.synthetic_study import META, write_run
 
+pytestmark = pytest.mark.full
+
 SLURM = str(ROOT / "scripts/slurm.sh")
 CLUSTERS = ROOT / "docs/clusters.md"
 
@@ -401,7 +403,6 @@ def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
     assert losses(queued_again, study)[0][1] == undisturbed
 
 
-@pytest.mark.nightly  # SLURM has a job that is queued again wait
 def test_jobs_of_an_array_share_a_sweep_and_one_is_queued_again(
     cluster: Path, undisturbed: list[float]
 ) -> None:
@@ -466,7 +467,6 @@ done
 """
 
 
-@pytest.mark.nightly  # it waits for time-outs
 def test_a_cut_node_is_named_and_the_same_command_resumes_the_run(
     cluster: Path,
 ) -> None:

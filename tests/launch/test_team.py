@@ -65,6 +65,7 @@ def launched(cwd: Path, study: str) -> list[tuple[int, int]]:
     return sorted(found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_processes_that_trained_a_point_train_the_next_as_fresh_ones_do(
     tmp_path: Path, strategy: str
@@ -113,6 +114,7 @@ def test_a_point_gives_its_gpu_memory_back(tmp_path: Path, strategy: str) -> Non
     assert peaks["s"] == pytest.approx(peaks["lone"], rel=0.05)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("strategy", "failure", "said"),
     [

@@ -35,6 +35,7 @@ def both_cores_busy() -> Iterator[None]:
             loop.wait()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda", number=2)])
 def test_ranks_meet_again_after_many_failures_on_a_busy_machine(
     device: str,
@@ -98,6 +99,7 @@ if os.environ.get("HOROVOD_RANK") == "1":
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda", number=2)])
 def test_a_sweep_goes_on_after_a_failed_point_if_its_processes_can(
     tmp_path: Path, device: str

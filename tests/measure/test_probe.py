@@ -86,6 +86,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, result.stdout + result.stderr
 
 
+@pytest.mark.full
 def test_a_probe_sees_who_is_slow_and_who_has_little_memory(uneven: tuple[Path, str]) -> None:
     folder, output = uneven
     config = compose(*UNEVEN, f"results_dir={folder}/results")
@@ -113,6 +114,7 @@ def test_a_probe_sees_who_is_slow_and_who_has_little_memory(uneven: tuple[Path, 
     assert not list((folder / "results/s").glob("*/summary.json"))
 
 
+@pytest.mark.full
 def test_every_policy_resolves_from_a_real_probe(uneven: tuple[Path, str]) -> None:
     point = (*UNEVEN, f"results_dir={uneven[0]}/results")
     workers = allocation.read_probe(compose(*point)).workers
@@ -131,7 +133,7 @@ def test_every_policy_resolves_from_a_real_probe(uneven: tuple[Path, str]) -> No
         assert min(allocation.fill_in(compose(*point, f"allocation={name}")).local_steps) >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_memory_limit_holds_in_training_as_in_the_probe(
     uneven: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_memory_limit_holds_in_training_as_in_the_probe(
 LONE = (*POINT, "num_workers=1", "launch=inline", "strategy=single", "launch.memory_limit_mb=[200]")
 
 
+@pytest.mark.full
 def test_a_batch_that_does_not_fit_ends_a_probe(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOILT)
     result = bsweep("probe", *LONE, cwd=tmp_path, env=imported_first(tmp_path))
@@ -181,7 +184,7 @@ def test_after_a_point_that_does_not_fit_the_same_process_trains_no_other(tmp_pa
     assert ends == {16: "out_of_memory", 8: "interrupted"}, result.stdout + result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_training_at_probed_batches_stays_within_probed_memory(
     uneven: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -196,6 +199,7 @@ def test_training_at_probed_batches_stays_within_probed_memory(
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -216,6 +220,7 @@ def test_any_strategy_is_probed(overrides: tuple[str, ...], tmp_path: Path) -> N
     assert (probe.exchange_seconds == 0) == (config.num_workers == 1)
 
 
+@pytest.mark.full
 def test_an_experiment_is_probed_at_its_first_point_into_a_file_of_choice(tmp_path: Path) -> None:
     small = (*DATA, "data.num_train=20", "model=tiny_cnn", "~data.side", "~model.stem")
     overrides = ("experiment=quickstart", *small, "allocation=batch_by_memory")
@@ -231,6 +236,7 @@ def test_an_experiment_is_probed_at_its_first_point_into_a_file_of_choice(tmp_pa
         assert words in result.stderr
 
 
+@pytest.mark.full
 def test_a_failed_probe_says_why_and_leaves_the_last_one(tmp_path: Path) -> None:
     kept = tmp_path / "results/s/probe.json"
     kept.parent.mkdir(parents=True)
@@ -249,6 +255,7 @@ def test_a_failed_probe_says_why_and_leaves_the_last_one(tmp_path: Path) -> None
     assert kept.read_text() == '{"schema": 1}'
 
 
+@pytest.mark.full(but=5)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

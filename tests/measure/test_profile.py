@@ -118,6 +118,7 @@ def test_a_worker_in_this_process_is_profiled(tmp_path: Path) -> None:
     assert not list((tmp_path / "results/s").glob("*/summary.json"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "overrides",
     [("strategy=horovod",), ("strategy=ddp",), ("strategy=diloco", "allocation.local_steps=[2,1]")],

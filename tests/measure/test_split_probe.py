@@ -35,6 +35,7 @@ def probed(folder: Path, *words: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.full
 def test_each_way_of_splitting_has_its_largest_batch_in_one_file(tmp_path: Path) -> None:
     (sharded,) = probed(tmp_path, "strategy=sharded", "local_batch=16", LIMIT)
     batches = [batch["local_batch"] for batch in sharded["batches"]]
@@ -63,6 +64,7 @@ def test_each_way_of_splitting_has_its_largest_batch_in_one_file(tmp_path: Path)
     assert ends == {smaller: "completed", 2 * largest: "out_of_memory"}
 
 
+@pytest.mark.full
 def test_a_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
     (found,) = probed(tmp_path, "strategy=sharded", "local_batch=128", LIMIT)
     assert found["stopped_by"] == "out_of_memory"
@@ -103,6 +105,7 @@ def test_slow_steps_and_full_machines_end_a_probe(monkeypatch: pytest.MonkeyPatc
     assert split_probe._next(config, {8: SplitBatch(8, 0.01, None)}) == (0, "memory")
 
 
+@pytest.mark.full
 def test_what_was_measured_before_a_failure_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_a_probe_times_steps_compiled_as_those_of_the_run(
     tmp_path: Path,

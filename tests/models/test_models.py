@@ -150,6 +150,7 @@ def test_a_vocabulary_other_than_the_datas_is_refused() -> None:
         config.model.check_num_classes(256)
 
 
+@pytest.mark.full(but=5)
 @pytest.mark.parametrize("name", ["resnet18", "vgg16", "tiny_cnn", "llama_tiny", "llama_150m"])
 @pytest.mark.parametrize("number", [3, 7])
 def test_tensors_need_no_gaps_for_the_fast_kernels_of_gpus(name: str, number: int) -> None:

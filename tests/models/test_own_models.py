@@ -224,6 +224,7 @@ def test_local_batch_1_is_for_models_without_batchnorm(folder: Path) -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("library", "architecture", "options", "shape"),
     [
@@ -242,6 +243,7 @@ def test_libraries_models_are_built_for_the_data(
     )
 
 
+@pytest.mark.full(but=6)
 @pytest.mark.parametrize(
     ("library", "architecture", "more", "shape", "expected"),
     [
@@ -314,6 +316,7 @@ def with_weights(*words: str) -> RunConfig:
     return config
 
 
+@pytest.mark.full
 def test_pretrained_weights_are_taken_but_for_another_classifier(folder: Path) -> None:
     torch.manual_seed(7)
     import_torchvision()  # timm imports it
@@ -396,6 +399,7 @@ def test_a_sweep_over_options_and_a_changed_file_are_runs_of_their_own(folder: P
         assert (own.resolve(compose(*point, *options)).run_id in sizes) == is_known
 
 
+@pytest.mark.full
 def test_an_error_in_own_code_shows_its_traceback_and_the_sweep_goes_on(folder: Path) -> None:
     """Two workers train what the run folder holds, wherever they are."""
     options = (

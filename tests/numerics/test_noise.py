@@ -99,6 +99,7 @@ def test_asking_for_it_is_another_run_and_not_asking_the_one_it_was() -> None:
     assert compose("local_batch=8", MEASURED).run_id != plain.run_id
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -162,6 +163,7 @@ STRATEGIES = (
 )
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.usefixtures("_each_step")
 @pytest.mark.parametrize(
     "overrides", [("local_batch=8", "accumulation_steps=2"), ("local_batch=16",)]
@@ -240,6 +242,7 @@ NOISY = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("num_workers", "overrides"),
     [
@@ -263,6 +266,7 @@ def test_measuring_changes_no_weight_no_statistic_and_no_random_number(
         assert all(map(torch.equal, one["buffers"], other["buffers"]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("num_workers", "overrides", "break_off"),
     [
@@ -281,6 +285,7 @@ def test_a_run_that_was_broken_off_has_the_same_records(
     assert torch.equal(again[0]["parameters"], whole[0]["parameters"])
 
 
+@pytest.mark.full
 def test_a_step_whose_gradients_overflow_in_fp16_is_not_counted() -> None:
     words = ("strategy=allreduce", "precision=fp16", "epochs=3", MEASURED)
     (found,) = trained(2, *words, overflow=(1, 4))[0]["noise_scales"][:1]
@@ -290,6 +295,7 @@ def test_a_step_whose_gradients_overflow_in_fp16_is_not_counted() -> None:
     assert found["variance"] == pytest.approx(exact["variance"], rel=0.3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_passes", [1, 2])
 def test_no_measured_step_waits_for_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_passes: int
@@ -312,6 +318,7 @@ def test_no_measured_step_waits_for_the_device(
     assert not operations.waited
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("split", "more"),
     [
@@ -343,6 +350,7 @@ def build(num_classes, shape, width=32):
 """
 
 
+@pytest.mark.full
 def test_a_real_run_predicts_by_its_noise_scale(tmp_path: Path) -> None:
     """One batch alone: without the noise scale there would be nothing to say of others."""
     (tmp_path / "slow.py").write_text(SLOW)
@@ -402,6 +410,7 @@ def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.square().sum(dim=1).mean() / 2
 
 
+@pytest.mark.full
 def test_a_monitor_finds_the_noise_of_a_quadratic_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise_scale, "DECAY", 1.0)  # nothing is forgotten
     generator, model = torch.Generator().manual_seed(0), Quadratic()
@@ -499,6 +508,7 @@ def test_a_monitor_says_what_it_takes() -> None:
     assert str(monitor) == "noise scale not identifiable (0 steps measured)"
 
 
+@pytest.mark.full
 def test_loops_of_others_measure_the_same_over_horovod_and_in_ddp() -> None:
     examples = ROOT / "scripts/examples"
     # What torch's DDP leaves is kept to the end: where it is dropped, one exit in some waits for

@@ -98,6 +98,7 @@ def unchanging() -> Iterator[None]:
         yield
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_a_figure_is_saved_the_same_twice_and_leaves_nothing_behind(
     suffix: str, grid: analysis.Study, tmp_path: Path
@@ -111,12 +112,13 @@ def test_a_figure_is_saved_the_same_twice_and_leaves_nothing_behind(
     assert dict(matplotlib.rcParams) == settings
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "style",
     [
         "neurips",
         *(
-            pytest.param(style, marks=pytest.mark.nightly)
+            pytest.param(style, marks=pytest.mark.full)
             for style in plots.STYLES
             if style != "neurips"
         ),
@@ -151,6 +153,7 @@ def test_an_unknown_style_is_named_with_those_there_are(grid: analysis.Study) ->
         plots.FIGURES["accuracy_by_time"](grid, "icm")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_curves_by_epoch_hold_the_records(metric: str, grid: analysis.Study) -> None:
     figure = plots.FIGURES[f"{metric}_by_epoch"](grid)
@@ -170,6 +173,7 @@ def test_curves_by_epoch_hold_the_records(metric: str, grid: analysis.Study) -> 
     assert figure.axes[0].get_yscale() == {"loss": "log", "accuracy": "linear"}[metric]
 
 
+@pytest.mark.full
 def test_time_by_batch_shows_points_fit_and_the_published_curve(grid: analysis.Study) -> None:
     figure = plots.time_by_batch(grid)
     seconds, relative = figure.axes
@@ -201,6 +205,7 @@ def test_time_by_batch_shows_points_fit_and_the_published_curve(grid: analysis.S
     assert published.endswith("times \N{MINUS SIGN}10 to +8 % off)")
 
 
+@pytest.mark.full
 def test_a_study_of_other_data_is_not_drawn_beside_the_published_one(tmp_path: Path) -> None:
     for batch in BATCHES:
         write_run(tmp_path / "s", local_batch=batch, num_train=1_000)
@@ -213,6 +218,7 @@ def test_a_study_of_other_data_is_not_drawn_beside_the_published_one(tmp_path: P
     )
 
 
+@pytest.mark.full
 def test_accuracy_and_loss_by_batch_show_both_parts(grid: analysis.Study) -> None:
     figure = plots.accuracy_and_loss_by_batch(grid)
     labels = ["Training accuracy", "Test accuracy", "Training loss", "Test loss"]
@@ -233,6 +239,7 @@ def test_accuracy_and_loss_by_batch_show_both_parts(grid: analysis.Study) -> Non
     assert lines(figure.axes[3])[look(grid, "num_workers", 1)][1] == expected
 
 
+@pytest.mark.full
 def test_speedup_is_drawn_beside_the_ideal(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", local_batches=(8, 32, 128), num_workers=(1, 2, 4))
     study = bsweep.load(folder)
@@ -246,6 +253,7 @@ def test_speedup_is_drawn_beside_the_ideal(tmp_path: Path) -> None:
         assert y == pytest.approx([1, 2 / 2**0.1, 4 / 4**0.1])
 
 
+@pytest.mark.full
 def test_two_worker_counts_have_no_speedup_panel(grid: analysis.Study) -> None:
     assert len(plots.throughput_and_speedup(grid).axes) == 1
 
@@ -273,11 +281,13 @@ def test_repeats_get_bars_bands_and_their_number(tmp_path: Path) -> None:
     assert len(by_epoch.axes[0].collections) == 6
 
 
+@pytest.mark.full
 def test_one_run_has_neither_bars_nor_bands(grid: analysis.Study) -> None:
     assert not plots.loss_by_epoch(grid).axes[0].collections
     assert not plots.throughput_and_speedup(grid).axes[0].containers
 
 
+@pytest.mark.full
 def test_runs_that_did_not_complete_are_crossed_at_their_batch(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(16, 32, 64), num_workers=(1,))
     write_run(tmp_path / "s", local_batch=8, status="diverged", num_epochs_done=2)
@@ -299,6 +309,7 @@ def test_runs_that_did_not_complete_are_crossed_at_their_batch(tmp_path: Path) -
     assert any(line.get_marker() == "x" for line in by_epoch.axes[0].lines)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "case", ["one batch", "nothing completed", "published", "many batches", "many panels"]
 )
@@ -347,6 +358,7 @@ def sharding(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     return bsweep.load(folder)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("unchanging")
 def test_figures_are_those_that_a_study_has_the_numbers_for(
     sharding: analysis.Study, grid: analysis.Study
@@ -370,6 +382,7 @@ def test_figures_are_those_that_a_study_has_the_numbers_for(
     assert "seconds_per_step" not in plots.figures(analysis.published())
 
 
+@pytest.mark.full
 def test_with_one_batch_size_the_axis_is_the_workers(sharding: analysis.Study) -> None:
     figure = plots.throughput_and_speedup(sharding)
     throughput, speedup = figure.axes
@@ -407,6 +420,7 @@ def test_bars_split_a_step(sharding: analysis.Study) -> None:
     ]
 
 
+@pytest.mark.full
 def test_server_shares_stand_beside_the_load_of_the_busiest(sharding: analysis.Study) -> None:
     figure = plots.server_load(sharding)
     shares, load = figure.axes[4:]  # 8 workers
@@ -431,6 +445,7 @@ def test_a_page_has_room_for_the_bars_of_one_batch_size(tmp_path: Path) -> None:
     assert figure.get_figheight() < 3
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("unchanging")
 def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) -> None:
     linear = {"optimizer.lr_rule": "linear"}
@@ -451,6 +466,7 @@ def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) 
     assert by_epoch.get_figheight() < 7
 
 
+@pytest.mark.full
 def test_a_loss_that_exploded_is_cut_and_said(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16, 32), num_workers=(1,)))
     assert "Triangles" not in plots.caption(plots.loss_by_epoch(study))
@@ -525,6 +541,7 @@ def test_curves_that_coincide_are_one_and_named(strategies: analysis.Study) -> N
     assert said in plots.caption(figure)
 
 
+@pytest.mark.full
 def test_more_than_eight_lines_have_a_panel_each_before_the_others(
     strategies: analysis.Study,
 ) -> None:
@@ -540,6 +557,7 @@ def test_more_than_eight_lines_have_a_panel_each_before_the_others(
     assert_readable(figure)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("unchanging")
 def test_labels_of_many_batch_sizes_do_not_touch(tmp_path: Path) -> None:
     sizes = tuple(2**power for power in range(3, 13))
@@ -562,6 +580,7 @@ def test_labels_of_many_batch_sizes_do_not_touch(tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.full
 def test_of_very_many_lines_the_best_are_shown_and_the_caption_says_so(tmp_path: Path) -> None:
     study = bsweep.load(
         write_study(tmp_path / "s", local_batches=tuple(range(8, 38)), num_workers=(1,))
@@ -577,6 +596,7 @@ def test_of_very_many_lines_the_best_are_shown_and_the_caption_says_so(tmp_path:
     assert "shows 8 of 30 panels: those with the smallest test loss" in plots.caption(figure)
 
 
+@pytest.mark.full
 def test_accuracy_is_drawn_by_seconds_of_training(grid: analysis.Study) -> None:
     one, _ = plots.accuracy_by_time(grid).axes
     seconds, accuracy = lines(one)[look(grid, "local_batch", 8)]
@@ -585,6 +605,7 @@ def test_accuracy_is_drawn_by_seconds_of_training(grid: analysis.Study) -> None:
     assert accuracy == records["test_accuracy"].tolist()
 
 
+@pytest.mark.full
 def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,)))
     study.evaluations.loc[study.evaluations["run_id"] == "b8_w1_horovod_s0", "test_accuracy"] = 0.2
@@ -607,6 +628,7 @@ def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_guessing_is_a_line_beside_accuracies_near_it(grid: analysis.Study, tmp_path: Path) -> None:
     """A run that never started takes nothing from the others."""
     folder = write_study(tmp_path / "s", num_workers=(1,), local_batches=(8, 32))
@@ -625,6 +647,7 @@ def test_guessing_is_a_line_beside_accuracies_near_it(grid: analysis.Study, tmp_
     assert far.axes[1].get_ylim()[0] < 0.1  # the published accuracy is near
 
 
+@pytest.mark.full
 def test_accuracy_of_what_has_not_learned_is_left_out(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), local_batches=(8, 32)))
     assert {"accuracy_by_epoch", "accuracy_by_time", "time_to_target"} <= set(plots.figures(study))
@@ -641,6 +664,7 @@ def test_accuracy_of_what_has_not_learned_is_left_out(tmp_path: Path) -> None:
     assert "nothing was measured" in plots.caption(plots.accuracy_by_time(study))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_workers", [(1,), (1, 2)])
 def test_whiskers_lie_within_their_axes(num_workers: tuple[int, ...], tmp_path: Path) -> None:
     """Four single seeds of 100 to 400 % make an interval that begins below zero."""
@@ -670,6 +694,7 @@ def test_whiskers_lie_within_their_axes(num_workers: tuple[int, ...], tmp_path: 
         assert whiskers.max() <= high
 
 
+@pytest.mark.full
 def test_a_colour_means_the_same_in_all_figures(strategies: analysis.Study) -> None:
     of = looks(strategies)
     colors = [(one["color"], one["marker"]) for one in of.values()]
@@ -684,6 +709,7 @@ def test_a_colour_means_the_same_in_all_figures(strategies: analysis.Study) -> N
         assert curve.get_color() in {one["color"] for one in of.values()} | {drawing.GRAY}
 
 
+@pytest.mark.full
 def test_of_two_seeds_both_are_drawn_without_an_interval(tmp_path: Path) -> None:
     study = bsweep.load(
         write_study(tmp_path / "s", num_workers=(1,), local_batches=(8, 32), seeds=2)

@@ -74,6 +74,7 @@ def write_run(study: Path, noise_scale: float, *overrides: str) -> str:
     return config.run_id
 
 
+@pytest.mark.full
 def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     write_run(tmp_path, 32.0)
     changing = [

@@ -50,6 +50,7 @@ def legend_texts(figure: Figure) -> list[str]:
     ]
 
 
+@pytest.mark.full
 def test_figures_of_rounds_are_drawn_where_there_are_rounds(
     uneven: analysis.Study, tmp_path: Path
 ) -> None:
@@ -66,10 +67,11 @@ def test_figures_of_rounds_are_drawn_where_there_are_rounds(
             drawn[name](alone).draw_without_rendering()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in FIGURES if name != SHOWN),
+        *(pytest.param(name, marks=pytest.mark.full) for name in FIGURES if name != SHOWN),
         SHOWN,
     ],
 )
@@ -81,6 +83,7 @@ def test_a_figure_is_saved_the_same_twice(
     assert (tmp_path / "1.svg").read_bytes() == (tmp_path / "2.svg").read_bytes()
 
 
+@pytest.mark.full
 def test_idle_seconds_are_a_bar_a_node_with_total_and_change(uneven: analysis.Study) -> None:
     figure = plots.idle_by_node(uneven)
     (axes,) = figure.axes
@@ -113,6 +116,7 @@ def test_many_nodes_are_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "one dot for each node" in plots.caption(figure)
 
 
+@pytest.mark.full
 def test_loss_is_drawn_by_time_with_bands_and_the_end_of_the_shortest(
     uneven: analysis.Study,
 ) -> None:

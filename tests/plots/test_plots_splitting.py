@@ -44,6 +44,7 @@ def bars(axes: Axes) -> list[Rectangle]:
     return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
 
 
+@pytest.mark.full
 def test_they_are_drawn_for_split_models_alone(split: analysis.Study, tmp_path: Path) -> None:
     with computing_once():
         assert set(FIGURES) <= set(plots.figures(split))
@@ -69,8 +70,9 @@ def test_a_study_of_pipedream_alone_has_its_versions_of_weights(tmp_path: Path) 
     assert [*stages["staleness"]] == [3, 2, 1, 0]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
-    "style", [None, *(pytest.param(style, marks=pytest.mark.nightly) for style in plots.STYLES)]
+    "style", [None, *(pytest.param(style, marks=pytest.mark.full) for style in plots.STYLES)]
 )
 @pytest.mark.parametrize("name", FIGURES)
 def test_they_are_readable(name: str, style: str | None, split: analysis.Study) -> None:
@@ -84,6 +86,7 @@ def test_they_are_readable(name: str, style: str | None, split: analysis.Study) 
         assert not any(one.overlaps(other) for other in boxes[at + 1 :])
 
 
+@pytest.mark.full
 def test_time_by_split_names_replicas_and_has_the_fastest_settings(split: analysis.Study) -> None:
     figure = plots.time_by_split(split)
     names = legend_texts(figure)
@@ -101,6 +104,7 @@ def test_time_by_split_names_replicas_and_has_the_fastest_settings(split: analys
     assert set(map(str, ways.values())) <= set(names)
 
 
+@pytest.mark.full
 def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) -> None:
     figure = plots.memory_by_worker(split)
     parts, activations, peaks = (

@@ -48,6 +48,7 @@ def command(example: str, *more: str) -> str:
     return f"program.command='{' '.join(['python', str(EXAMPLES / example), *more])}'"
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("launch", "workers", "example"),
     [
@@ -96,7 +97,7 @@ def test_each_example_begins_with_its_command() -> None:
         assert f"scripts/examples/programs/{path.name}" in docstring, path
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 @pytest.mark.parametrize("example", NEEDS)
 def test_adapter_reports_and_stops_at_the_target(tmp_path: Path, example: str) -> None:
     """The interpreter has no bsweep, so `program.python` is tested too."""

@@ -22,7 +22,7 @@ with open(f"rank{run.rank}", "w") as file:
 """
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 @pytest.mark.parametrize("launch", ["torchrun", "horovodrun"])
 def test_a_program_on_two_hosts_ends_at_its_target_on_both(
     up: Callable[..., dict[str, str]], tmp_path: Path, launch: str

@@ -80,6 +80,7 @@ def test_a_program_records_what_it_reports(folder: Path) -> None:
     assert summary(folder)["status"] == "completed"
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("launch", ["torchrun", "horovodrun"])
 def test_workers_stop_at_the_same_step(folder: Path, launch: str) -> None:
     words = started(
@@ -200,6 +201,7 @@ for epoch in run.epochs():
 """
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("kind", "status", "said"),
     [
@@ -236,7 +238,6 @@ def test_a_failed_worker_is_named_with_its_log(tmp_path: Path) -> None:
     assert ran.returncode == 1
 
 
-@pytest.mark.slow
 def test_a_silent_program_is_a_timeout(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"KIND = 'silence'\n{BAD}")
     words = started("local_batch=8", "launch=torchrun", "launch.stall_timeout_seconds=2")
@@ -364,6 +365,7 @@ def test_nothing_of_a_program_outlives_its_run(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.full
 def test_recommend_learns_how_many_examples_a_program_has(folder: Path) -> None:
     words = started("local_batch=8,16", "epochs=3", "launch=inline")[1:]
     options = ("program.options={steps: 20, seconds: 0.01}", "--target-accuracy", "0.7")

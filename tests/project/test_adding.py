@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.running import TINY
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 
 # By what is added: for each file its whole text, or pairs of a line that is there and what follows
@@ -187,7 +189,6 @@ def test_contributing_names_the_files_to_touch(what: str) -> None:
     assert files_by_addition()[what] == touched
 
 
-@pytest.mark.slow
 def test_what_is_added_so_runs_and_reports(tmp_path: Path) -> None:
     for part in ("src", "conf", "results/published", "pyproject.toml"):
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy

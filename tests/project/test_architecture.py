@@ -91,6 +91,7 @@ def test_modules_that_are_imported_import_each_other_in_no_circle() -> None:
     refuse_circles({name: {*imported(eager(tree))} for name, tree in TREES.items()})
 
 
+@pytest.mark.full
 def test_the_analysis_never_loads_torch() -> None:
     program = "import sys, bsweep.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

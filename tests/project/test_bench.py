@@ -21,6 +21,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import bench
 from benches import against, alone, split, together
 
+pytestmark = pytest.mark.full
+
 SHAPE = ("data.num_train=512", "data.num_test=16", "data.shape=[3,8,8]")
 MODEL = ("model=tiny_cnn", "data.num_train=256", "data.num_test=16")
 TINY_GRID = alone.Grid(
@@ -83,7 +85,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("parts", (TINY_GRID,)),
         ("together", (TINY_GRID,)),
         ("noise", (TINY_GRID,)),
-        pytest.param("split", (2,), marks=pytest.mark.nightly),
+        pytest.param("split", (2,), marks=pytest.mark.full),
         ("step", MODEL),
         ("exchange", ("model=tiny_cnn", *SHAPE)),
         ("strategies", (1,)),

@@ -28,6 +28,7 @@ def by_tests(*overrides: str) -> object:
         return type(error), str(error)
 
 
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -17,7 +17,7 @@ def first_example() -> list[str]:
     return str(words).split()
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 @pytest.mark.parametrize("words", [[], ["data=digits", "local_batch=32"]])
 def test_what_is_typed_first_learns_the_digits(words: list[str], tmp_path: Path) -> None:
     result = bsweep("run", *(words or first_example()), cwd=tmp_path, timeout=900)

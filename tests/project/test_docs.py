@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from bsweep.compose import hydra_grid, overrides
 from bsweep.config.parsing import conf_dir
 from bsweep.core.torchvision_shim import import_torchvision
 from tests.data.test_data import write_image
@@ -77,6 +78,20 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+COMPOSED = [line for line in TYPED if re.match("bsweep (run|plan|probe|profile) ", line)]
+
+
+@pytest.mark.parametrize("line", COMPOSED)
+def test_what_a_page_says_to_run_is_a_grid(
+    line: str, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk)
+    words = shlex.split(line, comments=True)[2:]
+    no_probe = [word for word in words if not word.startswith("allocation=")]
+    assert hydra_grid.composed(overrides.arranged(no_probe))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("line", [line for line in TYPED if not line.startswith(ELSEWHERE)])
 def test_what_a_page_says_to_type_works(line: str, desk: Path) -> None:
     program, *words = shlex.split(line, comments=True)

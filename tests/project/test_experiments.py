@@ -16,6 +16,8 @@ import yaml
 from bsweep.config.parsing import conf_dir
 from tests.support.running import TINY, bsweep, summaries, tool, write_text
 
+pytestmark = pytest.mark.full
+
 SHRUNK = ("num_workers=2", "epochs=1", "optimizer.warmup_epochs=0", "log_every_steps=5")
 SHRUNK_AXES = ("local_batch", "num_workers")
 ALIKE = {"paper_linear", "parameter_sharding_ring", "quickstart"}
@@ -62,7 +64,6 @@ def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Pat
         assert page.exists()
 
 
-@pytest.mark.nightly
 def test_the_quickstart_learns_at_its_largest_global_batch(tmp_path: Path) -> None:
     """In twelve steps, to about 0.9; chance is 0.1. In one process, for two would take seconds to
     start.

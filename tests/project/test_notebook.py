@@ -20,6 +20,8 @@ import bsweep
 from bsweep.report import exploring, interactive
 from tests.support.synthetic_study import write_run, write_study
 
+pytestmark = pytest.mark.full
+
 RESULTS = Path(__file__).parents[2] / "results"
 
 
@@ -36,7 +38,6 @@ def pictures_and_text(folder: Path) -> tuple[int, str]:
     return pictures, "".join(output.get("text", "") for output in outputs)
 
 
-@pytest.mark.slow
 def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Jupyter does, in the notebook's folder, while the study is named from the checkout's
     root.
@@ -51,7 +52,6 @@ def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "Fastest within 0.01 of the best test accuracy: local batch 64 on 2 workers" in text
 
 
-@pytest.mark.slow
 def test_without_any_study_it_shows_the_published_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +91,6 @@ def texts(notebook: Any) -> list[str]:
     ]
 
 
-@pytest.mark.nightly
 def test_the_papers_beside_our_measurements_are_as_kept() -> None:
     path = RESULTS / "published" / "papers.ipynb"
     notebook, kept = (nbformat.read(path, as_version=4) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -117,7 +116,7 @@ def test_a_study_shows_itself_in_five_lines(tmp_path: Path) -> None:
     assert "<th>study</th><td>a&lt;b</td>" in study._repr_html_()
 
 
-@pytest.mark.parametrize("more_bytes", [0, pytest.param(3_000_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("more_bytes", [0, pytest.param(3_000_000, marks=pytest.mark.full)])
 def test_a_study_is_explored_and_asked_for_its_best_cell(
     tmp_path: Path, browser: Any, monkeypatch: pytest.MonkeyPatch, more_bytes: int
 ) -> None:

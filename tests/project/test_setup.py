@@ -29,6 +29,8 @@ from hatchling.builders.sdist import SdistBuilder
 
 from bsweep.cli import main
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 WHEEL = "horovod-0.28.1-py3-none-any.whl"
 
@@ -499,37 +501,29 @@ def test_a_toolkit_that_cannot_be_fetched_is_a_remedy(checkout: Checkout) -> Non
     assert "Set CUDA_HOME to the folder of a CUDA 13.0 toolkit, or do" in failed.stderr
 
 
-@pytest.mark.parametrize("apt_get", ["echo >hosts-can-be-made", "exit 100", None])
-def test_what_was_not_tested_is_said_last(checkout: Checkout, apt_get: str | None) -> None:
-    """Unless what it needs can be installed; and the tests' own exit code stays."""
-    hosts = (
-        "test -e hosts-can-be-made || { echo hosts.sh needs programs; echo Debian: apt-get install "
-        "pkg; exit 77; }"
-    )
-    for name, script in {"setup.sh": "exit 0", "hosts.sh": hosts, "slurm.sh": "exit 0"}.items():
-        (checkout.root / "scripts" / name).write_text(f"#!/bin/sh\n{script}\n")
+@pytest.mark.parametrize("full", [(), ("--full",)])
+def test_only_all_tests_install_what_hosts_need(checkout: Checkout, full: tuple[str, ...]) -> None:
+    """And what fails in all tests is run again, alone, and fails still."""
+    for name, code in {"setup.sh": 0, "hosts.sh": 77, "slurm.sh": 0}.items():
+        (checkout.root / "scripts" / name).write_text(f"#!/bin/sh\necho {name}\nexit {code}\n")
     for name in ("ruff", "mypy", "shellcheck", "chromium"):
         checkout.with_program(name, "exit 0")
-    checkout.with_program("pytest", "echo 1 failed >&2; exit 1")
-    if apt_get:
-        checkout.with_program("apt-get", f'echo "$@" >>calls; {apt_get}')
-    tested = checkout.run("test.sh")
-    assert tested.returncode == 1
-    installs = bool(apt_get) and os.geteuid() == 0
-    calls = checkout.root / "calls"
-    assert calls.exists() == installs
-    if installs and apt_get != "exit 100":
-        assert calls.read_text() == "update\ninstall -y --no-install-recommends pkg\n"
-        not_tested = ""
-    else:
-        not_tested = (
-            "Not tested: runs over several hosts (tests/launch/test_hosts.py). hosts.sh "
-            "needs programs Debian: apt-get install pkg "
-        )
-    assert tested.stderr.endswith(
-        f"1 failed\n{not_tested}Not tested: runs with strategy=deepspeed "
-        "(tests/strategies/test_deepspeed.py). They need the extra deepspeed of bsweep.\n"
+    cache = checkout.root / ".pytest_cache/v/cache"
+    cache.mkdir(parents=True)
+    (cache / "lastfailed").write_text('{"tests/a.py::test_b": true}')
+    checkout.with_program(
+        "pytest", 'echo "pytest $@" >>calls; case "$*" in *--numproc*) exit 1; esac'
     )
+    checkout.with_program("apt-get", 'echo "apt-get $1" >>calls')
+    tested = checkout.run("test.sh", *full, "-k", "vector")
+    assert tested.returncode == 1
+    calls = (checkout.root / "calls").read_text()
+    assert ("apt-get install" in calls) == (bool(full) and os.geteuid() == 0)
+    assert ("pytest --full --numprocesses" in calls) == bool(full)
+    assert calls.count("-k vector") == 1
+    assert (
+        'UNSTEADY (failed beside other tests, passed alone): "tests/a.py::test_b"' in tested.stderr
+    ) == bool(full)
 
 
 def test_the_scripts_may_be_run() -> None:

@@ -24,7 +24,7 @@ def test_a_study_far_off_counts_with_or_without_a_warning() -> None:
     assert of["warned"] == pytest.approx(0.4)
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 def test_predictions_hold_in_worlds_outside_their_assumptions() -> None:
     studies = stress_predict.stressed(6)
     told = stress_predict.summary(studies)

@@ -22,7 +22,7 @@ from tests.data.test_data import write_image
 from tests.project.test_docs import PAGES, ROOT
 from tests.support.running import write_runs, write_text
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.full
 
 README, *TASKS = (page for page in PAGES if page.stem not in ("tutorial", "glossary", "reference"))
 BLOCKS = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)

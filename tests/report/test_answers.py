@@ -53,6 +53,7 @@ def cells(study: analysis.Study) -> pd.DataFrame:
     return analysis.surface(study)
 
 
+@pytest.mark.full
 def test_a_report_opens_with_the_recommended_cell_and_its_interval(
     study: analysis.Study, tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_the_map_frames_what_was_measured_and_stars_what_is_recommended(
     assert any(f"{best['seconds']:.0f}\n" in text.get_text() for text in axes.texts)
 
 
+@pytest.mark.full
 def test_a_study_that_names_no_target_has_the_one_that_most_cells_reach(tmp_path: Path) -> None:
     for batch in BATCHES:
         write_target_run(tmp_path / "s", EXACT, batch=batch)
@@ -183,6 +185,7 @@ def test_chance_is_that_of_the_data_of_each_cell(study: analysis.Study) -> None:
         assert (found is not None) == is_learned, classes
 
 
+@pytest.mark.full
 def test_a_target_that_no_run_reached_is_said_with_the_best_seen(tmp_path: Path) -> None:
     for batch in BATCHES:
         write_target_run(tmp_path / "s", EXACT, batch=batch, settings={"target_accuracy": 0.99})
@@ -195,6 +198,7 @@ def test_a_target_that_no_run_reached_is_said_with_the_best_seen(tmp_path: Path)
     assert "that 3 of 3 cells reach in all their runs" in basis
 
 
+@pytest.mark.full
 def test_the_supported_one_of_several_named_targets_is_taken(
     tmp_path: Path,
 ) -> None:
@@ -222,6 +226,7 @@ def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> N
     assert best.groupby("global_batch").size()[[16, 1024]].tolist() == [1, 2]
 
 
+@pytest.mark.full
 def test_runs_without_memory_stay_among_the_tuned_ones(tmp_path: Path) -> None:
     for batch in BATCHES:
         for rule in ("linear", "sqrt"):
@@ -239,6 +244,7 @@ def test_runs_without_memory_stay_among_the_tuned_ones(tmp_path: Path) -> None:
     assert set(problems[list(BATCHES)]) == {""}
 
 
+@pytest.mark.full
 def test_the_table_of_best_rates_has_only_cells_of_several_rates(tmp_path: Path) -> None:
     for batch, rate, accuracy in ((8, 0.1, 0.8), (8, 0.4, 0.9), (64, 0.1, 0.85)):
         settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
@@ -260,6 +266,7 @@ def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> No
     assert "batching=fixed" in missing
 
 
+@pytest.mark.full
 def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path / "one", local_batch=64, seed=seed)
@@ -286,6 +293,7 @@ def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_pa
     assert not list(recommended(study))
 
 
+@pytest.mark.full
 def test_runs_of_one_evaluation_are_said_to_have_too_few(tmp_path: Path) -> None:
     for batch in BATCHES:
         write_run(tmp_path / "s", local_batch=batch, epochs=1)
@@ -306,6 +314,7 @@ def test_what_has_not_learned_has_no_target(tmp_path: Path) -> None:
     assert "fewer than half of the cells reach an accuracy above chance" in missing
 
 
+@pytest.mark.full
 def test_validation_scores_are_named_so_everywhere(tmp_path: Path) -> None:
     """Only what was measured once, at the end, is a test accuracy."""
     for batch in BATCHES:
@@ -334,6 +343,7 @@ def test_validation_scores_are_named_so_everywhere(tmp_path: Path) -> None:
     assert "test or validation accuracy" in next(tables(mixed)).cells
 
 
+@pytest.mark.full
 def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
     for cpu in ("Old CPU", "New CPU"):
         for batch in BATCHES[:2]:
@@ -357,6 +367,7 @@ def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
         assert len(plots.time_surface(study).axes) == 2
 
 
+@pytest.mark.full
 def test_skipped_checks_are_named_with_their_options(
     tmp_path: Path,
 ) -> None:
@@ -385,6 +396,7 @@ def test_skipped_checks_are_named_with_their_options(
         assert found.cells["num_runs"].sum() in (2, 3)
 
 
+@pytest.mark.full
 def test_workers_out_of_step_are_told_apart_from_missing_points(
     tmp_path: Path,
 ) -> None:

@@ -78,6 +78,7 @@ def path(study: analysis.Study, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return path
 
 
+@pytest.mark.full
 def test_the_first_screen_answers(browser: Any, path: Path, study: analysis.Study) -> None:
     (answer,) = analysis.answers(study)
     assert answer.prediction is not None
@@ -103,6 +104,7 @@ def test_the_first_screen_has_all_of_the_answer(
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.full
 def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path) -> None:
     folder = tmp_path / "two"
     for batch in (*BATCHES, 512):
@@ -133,6 +135,7 @@ def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path
         assert f"The study's own answer: {line}" in page.inner_text("#sure")
 
 
+@pytest.mark.full
 def test_without_a_recommendation_the_terminals_lines_are_said(
     browser: Any, tmp_path: Path
 ) -> None:
@@ -156,6 +159,7 @@ def test_without_a_recommendation_the_terminals_lines_are_said(
         assert "The command of some runs was not recorded" in page.inner_text("#reading")
 
 
+@pytest.mark.full
 def test_a_cell_known_by_a_bound_alone_is_to_be_evaluated_more_often(
     browser: Any, tmp_path: Path
 ) -> None:
@@ -186,7 +190,7 @@ ODD_LINKS = [
 
 @pytest.mark.parametrize(
     "links",
-    [ODD_LINKS[::4], pytest.param(ODD_LINKS, marks=pytest.mark.nightly)],
+    [ODD_LINKS[::4], pytest.param(ODD_LINKS, marks=pytest.mark.full)],
     ids=["few", "all"],
 )
 def test_a_link_that_is_not_understood_shows_the_defaults(
@@ -241,6 +245,7 @@ def test_what_the_pointer_is_on_stands_out_everywhere(browser: Any, path: Path) 
         assert 3 in widths
 
 
+@pytest.mark.full
 def test_hardware_and_status_are_filters(browser: Any, tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8)
     write_run(tmp_path / "s", local_batch=16, meta={**META, "cpu": "another"})
@@ -262,7 +267,8 @@ def of(line: Line2D) -> tuple[tuple[float, float], ...]:
     return tuple((float(x), float(y)) for x, y in np.asarray(line.get_xydata()))
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(1, marks=pytest.mark.nightly), 3])
+@pytest.mark.full
+@pytest.mark.parametrize("seeds", [pytest.param(1, marks=pytest.mark.full), 3])
 @pytest.mark.parametrize(
     ("figure", "fragment", "columns"),
     [
@@ -292,6 +298,7 @@ def test_both_drawings_of_curves_have_the_same_points(
     np.testing.assert_allclose(sorted(means), sorted(map(list, on_paper)), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_both_drawings_of_a_step_have_the_same_parts(browser: Any, tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 32), num_workers=(2,), epochs=1)
     study = bsweep.load(tmp_path / "s")
@@ -311,6 +318,7 @@ def test_both_drawings_of_a_step_have_the_same_parts(browser: Any, tmp_path: Pat
     assert len(found) >= 4
 
 
+@pytest.mark.full
 def test_both_drawings_of_a_changed_batch_have_the_same_points(
     browser: Any, tmp_path: Path
 ) -> None:
@@ -334,6 +342,7 @@ def test_both_drawings_of_a_changed_batch_have_the_same_points(
     np.testing.assert_allclose(np.unique(on_paper), np.unique(of_noise), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_both_drawings_of_the_map_show_the_same(
     browser: Any, path: Path, study: analysis.Study
 ) -> None:
@@ -483,6 +492,7 @@ def test_a_cell_is_selected_everywhere_and_gives_its_command(browser: Any, path:
         assert said.endswith("target_accuracy=0.9 study=asked")
 
 
+@pytest.mark.full
 def test_the_energy_to_the_target_is_that_of_python(
     browser: Any, tmp_path: Path, study: analysis.Study
 ) -> None:
@@ -604,6 +614,7 @@ def test_the_page_of_a_run_tells_all_of_it(browser: Any, path: Path, study: anal
         assert page.locator("#run img").count() == 0
 
 
+@pytest.mark.full
 def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
     folder = tmp_path / "a<b>&'\""
     write_run(folder, local_batch=8, meta={**META, "cpu": HOSTILE}, events=(HOSTILE,))
@@ -640,8 +651,8 @@ OF_A_RUN = "run=b64_w4_horovod_s0_lr_rulelinear"
     ("fragment", "scheme"),
     [
         ("", "light"),
-        pytest.param("", "dark", marks=pytest.mark.nightly),
-        pytest.param(OF_A_RUN, "light", marks=pytest.mark.nightly),
+        pytest.param("", "dark", marks=pytest.mark.full),
+        pytest.param(OF_A_RUN, "light", marks=pytest.mark.full),
         (OF_A_RUN, "dark"),
     ],
 )
@@ -681,6 +692,7 @@ def test_saved_files_hold_what_a_chart_shows(browser: Any, path: Path) -> None:
             assert columns in Path(download.value.path()).read_text().partition("\n")[0]
 
 
+@pytest.mark.full
 def test_numbers_of_curves_are_those_of_the_study(study: analysis.Study) -> None:
     told = document(study)
     run_id = told["runs"]["run_id"][1]
@@ -694,7 +706,7 @@ def test_numbers_of_curves_are_those_of_the_study(study: analysis.Study) -> None
     json.dumps(told, allow_nan=False)
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 def test_three_thousand_runs_are_small_and_fast(browser: Any, tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=tuple(range(8, 2408, 8)), seeds=5)
     page_path = tmp_path / "report.html"
@@ -717,6 +729,7 @@ def test_three_thousand_runs_are_small_and_fast(browser: Any, tmp_path: Path) ->
     assert took < 100
 
 
+@pytest.mark.full
 def test_a_page_shows_the_sentences_of_the_analysis(browser: Any, tmp_path: Path) -> None:
     folder = tmp_path / "spoken"
     for batch in (64, 256):

@@ -51,6 +51,7 @@ def prediction(study: analysis.Study) -> analysis.Prediction:
     return answer.prediction
 
 
+@pytest.mark.full
 def test_networks_are_compared(prediction: analysis.Prediction) -> None:
     curves = prediction.curves
     assert [*dict.fromkeys(curves["network"])] == [OWN_LINKS, *NETWORKS]
@@ -100,6 +101,7 @@ def test_the_wall_is_where_all_further_batches_are_above_it() -> None:
         assert wall(workers[: len(above)], pd.Series(above, dtype=bool)) == at
 
 
+@pytest.mark.full
 def test_the_command_prints_a_line_for_each_network(capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(GROUPNORM), "--workers", "1..64", "--target-accuracy", "0.42"]
     words += [word for network in NETWORKS for word in ("--network", network)]
@@ -116,6 +118,7 @@ def test_the_command_prints_a_line_for_each_network(capsys: pytest.CaptureFixtur
     assert {row["network"] for row in found["curves"]} == {OWN_LINKS, *NETWORKS}
 
 
+@pytest.mark.full
 def test_figures_and_tables_mark_what_is_simulated(study: analysis.Study) -> None:
     cells = analysis.surface(study)
     assert cells["is_simulated"].any()
@@ -137,6 +140,7 @@ def test_figures_and_tables_mark_what_is_simulated(study: analysis.Study) -> Non
     assert len(tables["larger-clusters"].cells) == len(analysis.larger_clusters(study))
 
 
+@pytest.mark.full
 def test_without_a_network_nothing_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     plain = bsweep.load(GROUPNORM)
     assert analysis.larger_clusters(plain).empty
@@ -162,6 +166,7 @@ def test_a_report_refuses_what_it_cannot_simulate(
     assert says in caplog.text + capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_network_that_misses_the_deadline_is_left_out() -> None:
     given: dict[str, Any] = {"target_accuracy": 0.42, "workers": [8, 16], "batches": [512, 1024]}
     times = bsweep.predict(GROUPNORM, network=["100gbit,1us", "1mbit,100ms"], **given)
@@ -187,6 +192,7 @@ def test_a_message_names_the_command_that_has_the_option() -> None:
         of_study(unknown, {"num_workers": "1"})
 
 
+@pytest.mark.full
 def test_a_codec_is_compared_like_a_network_and_doubted_more() -> None:
     networks = ["100mbit,1ms", "100mbit,1ms,compression=fp16"]
     found = bsweep.predict(
@@ -205,6 +211,7 @@ def test_a_codec_is_compared_like_a_network_and_doubted_more() -> None:
         bsweep.load(GROUPNORM).on_networks("1gbit,compression=fp15")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("network", "says"),
     [
@@ -218,6 +225,7 @@ def test_a_codec_that_cannot_be_simulated_is_refused_by_its_option(network: str,
         bsweep.predict(GROUPNORM, target_accuracy=0.42, network=network, workers=[1, 8])
 
 
+@pytest.mark.full
 def test_a_network_without_larger_numbers_of_workers_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -229,6 +237,7 @@ def test_a_network_without_larger_numbers_of_workers_is_refused(
     assert f"bsweep: {says}" in caplog.text
 
 
+@pytest.mark.full
 def test_numbers_of_workers_without_a_batch_are_named() -> None:
     found = bsweep.predict(
         GROUPNORM, target_accuracy=0.42, network="1gbit", workers=[1, 3, 4, 7], batches=[256, 512]
@@ -237,6 +246,7 @@ def test_numbers_of_workers_without_a_batch_are_named() -> None:
     assert found.warnings[0].startswith("no batch size of the grid suits 3, 7 workers")
 
 
+@pytest.mark.full
 def test_less_than_one_example_for_each_worker_is_said() -> None:
     given: dict[str, Any] = {"target_accuracy": 0.42, "network": "1gbit", "batches": [32, 64]}
     found = bsweep.predict(GROUPNORM, workers=[1, 3, 64, 128, 256], **given)
@@ -248,6 +258,7 @@ def test_less_than_one_example_for_each_worker_is_said() -> None:
         bsweep.predict(GROUPNORM, workers=[128], **given)
 
 
+@pytest.mark.full
 def test_other_cells_that_are_simulated_say_so(prediction: analysis.Prediction) -> None:
     choice = prediction.choice
     assert choice.runner_up is not None
@@ -266,6 +277,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bsweep.analysis.simulation.constants.of_study", lambda *_: of)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("known")
 def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
     study = tmp_path / "ways"
@@ -287,6 +299,7 @@ def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
         bsweep.predict(study, TARGET, network="1gbit,compression=topk", workers=[4, 8])
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("known")
 def test_ways_with_the_same_formula_have_cells_of_their_own(tmp_path: Path) -> None:
     study = tmp_path / "wraps"
@@ -307,6 +320,7 @@ def test_ways_with_the_same_formula_have_cells_of_their_own(tmp_path: Path) -> N
     assert (apart[16] > 0.02).all()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("known")
 def test_a_lone_worker_of_another_strategy_is_left_out(tmp_path: Path) -> None:
     study = tmp_path / "lone"
@@ -323,6 +337,7 @@ def test_a_lone_worker_of_another_strategy_is_left_out(tmp_path: Path) -> None:
     assert found.warnings[0].startswith("with 1gbit, strategy=single exchanges nothing")
 
 
+@pytest.mark.full
 def test_a_search_tells_the_warnings_of_its_simulation() -> None:
     own = bsweep.predict(GROUPNORM, target_accuracy=0.42)
     lines, found = recommend._larger(own, LargerClusters(("100mbit,1ms,compression=fp16",)))
@@ -331,6 +346,7 @@ def test_a_search_tells_the_warnings_of_its_simulation() -> None:
     assert not any(line.removeprefix("Warning: ") in own.warnings for line in lines)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("objective", "says"),
     [
@@ -348,6 +364,7 @@ def test_a_search_says_why_it_takes_no_larger_number_of_workers(objective: str, 
     assert first == f"Simulated with 10mbit,10ms: {says}"
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("words", "network", "says"),
     [
@@ -376,6 +393,7 @@ def test_the_words_of_larger_clusters_keep_every_option() -> None:
     )
 
 
+@pytest.mark.full
 def test_hosts_keep_what_exchanges_took_beyond_the_measured_network() -> None:
     given: dict[str, Any] = {"network": "1tbit,1ns", "workers": [1, 2, 8], "batches": [256, 512]}
     seconds = {}
@@ -397,6 +415,7 @@ def test_hosts_keep_what_exchanges_took_beyond_the_measured_network() -> None:
     assert of_search[8, 256] == pytest.approx(cells[8, 256])
 
 
+@pytest.mark.full
 def test_workers_that_are_always_slow_slow_simulated_steps() -> None:
     """On free links, a step takes as long as a slow worker computes."""
     given: dict[str, Any] = {"network": "100tbit,1ns", "workers": [1, 2, 8], "batches": [256, 512]}
@@ -421,6 +440,7 @@ def test_workers_that_are_always_slow_slow_simulated_steps() -> None:
     assert of_search[8, 256] == pytest.approx(slow[8, 256])
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -446,6 +466,7 @@ def test_what_describes_machines_wrongly_is_refused_by_its_option(
     assert says in caplog.text
 
 
+@pytest.mark.full
 def test_speeds_need_a_network(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match=r"--speeds 1,0\.5 without a network to simulate: say"):
         bsweep.predict(GROUPNORM, target_accuracy=0.42, speeds=(1, 0.5))
@@ -460,6 +481,7 @@ def test_speeds_need_a_network(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert "--speeds 1,0.5 without a network" in caplog.text
 
 
+@pytest.mark.full
 def test_a_report_writes_it_all(study: analysis.Study, tmp_path: Path) -> None:
     told: list[str] = []
     page = report.write(
@@ -471,6 +493,7 @@ def test_a_report_writes_it_all(study: analysis.Study, tmp_path: Path) -> None:
     assert "simulated" in (page.parent / "table.md").read_text()
 
 
+@pytest.mark.full
 def test_the_page_marks_what_is_simulated(
     browser: Any, study: analysis.Study, tmp_path: Path
 ) -> None:

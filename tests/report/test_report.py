@@ -50,6 +50,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report.write(study, command="bsweep report a_study")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="one process draws all")
 def test_figures_are_the_same_however_many_processes_draw_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -81,6 +82,7 @@ TABLES = [
 """The names of the tables of `page`."""
 
 
+@pytest.mark.full
 def test_all_files_are_written(page: Path) -> None:
     drawn = plots.figures(bsweep.load(page.parent.parent))
     figures = {f"{name}.{suffix}" for name in drawn for suffix in ("png", "svg", "pdf")}
@@ -250,6 +252,7 @@ def one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "MOST_ANSWERS", 0)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("one_figure")
 def test_out_folder_and_one_run_a_cell(tmp_path: Path) -> None:
     write_study(tmp_path / "s", num_workers=(1,))
@@ -259,6 +262,7 @@ def test_out_folder_and_one_run_a_cell(tmp_path: Path) -> None:
     assert not (tmp_path / "s" / "report").exists()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("one_figure")
 def test_a_page_of_a_large_study_stays_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -294,6 +298,7 @@ def test_the_largest_of_many_figures_are_shown_smaller(
     assert height == pytest.approx(width * 2 / 3, abs=1)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("one_figure")
 def test_many_warnings_are_folded_away(tmp_path: Path) -> None:
     warnings = tuple(f"step {number} was late" for number in range(6))
@@ -307,6 +312,7 @@ def test_many_warnings_are_folded_away(tmp_path: Path) -> None:
     assert not any(warning in static for warning in warnings), "said once"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("one_figure")
 def test_nothing_completed_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8, status="failed", num_epochs_done=0, message="no luck")
@@ -315,6 +321,7 @@ def test_nothing_completed_is_said(tmp_path: Path) -> None:
     assert "no luck" in text
 
 
+@pytest.mark.full
 def test_the_headlines_of_a_study_without_repeats(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 64, 256), num_workers=(1,), epochs=1)
     study = bsweep.load(tmp_path / "s")
@@ -374,6 +381,7 @@ def test_where_nothing_has_learned_nothing_is_recommended(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.full
 def test_two_learning_rate_rules_are_no_two_seeds(tmp_path: Path) -> None:
     for rule in ("per_worker", "linear"):
         settings = {"optimizer.lr_rule": rule}
@@ -423,6 +431,7 @@ def test_a_margin_below_what_seeds_scatter_is_said_to_be(tmp_path: Path) -> None
     assert "Its accuracy is known only to ± 0.12: less accurate cells may be as good." in fastest
 
 
+@pytest.mark.full
 def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> None:
     stated = (
         "Horovod's exchanges start late, because Horovod looks for new gradients only once in "
@@ -463,6 +472,7 @@ def test_different_data_have_their_own_best(tmp_path: Path) -> None:
     assert [line.split(": ")[0] for line in lines[:2]] == ["digits", "imagefolder"]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("one_figure")
 def test_a_sharding_study_has_the_loads_of_its_servers(tmp_path: Path) -> None:
     warning = "compression=qsgd saves no traffic with 8 workers"
@@ -511,6 +521,7 @@ def uneven_study(
     return bsweep.load(folder)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("one_figure")
 def test_idle_times_are_told_as_table_3_of_the_paper(tmp_path: Path) -> None:
     study = uneven_study(tmp_path / "s", uniform=10, steps_by_flops=10)
@@ -540,6 +551,7 @@ def test_runs_that_end_in_rounds_are_compared_after_equal_time(tmp_path: Path) -
     )
 
 
+@pytest.mark.full
 def test_two_seeds_of_rounds_are_both_shown(tmp_path: Path) -> None:
     study = uneven_study(tmp_path / "s", max_rounds=10, seeds=2, uniform=10, steps_by_flops=10)
     assert "with 3.869 and 3.895 (two seeds)." in analysis.headlines(study)[0]
@@ -548,6 +560,7 @@ def test_two_seeds_of_rounds_are_both_shown(tmp_path: Path) -> None:
     assert "±" not in markdown
 
 
+@pytest.mark.full
 def test_uneven_batches_are_said_as_they_were(tmp_path: Path) -> None:
     study = uneven_study(tmp_path / "s", max_rounds=10, uniform=10, batch_by_memory=10)
     (line,) = analysis.headlines(study)
@@ -589,6 +602,7 @@ def test_without_rounds_there_is_nothing_to_tell(tmp_path: Path) -> None:
     assert report.idle_text(bsweep.load(tmp_path / "s")) == ""
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("one_figure")
 def test_a_report_that_fails_leaves_the_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -110,6 +110,7 @@ def test_charts_follow_the_filters(browser: Any, path: Path) -> None:
         }
 
 
+@pytest.mark.full
 def test_a_study_of_whole_models_has_no_such_charts(browser: Any, tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "whole", local_batches=(8, 16)))
     assert document(study)["splits"] == {}
@@ -118,6 +119,7 @@ def test_a_study_of_whole_models_has_no_such_charts(browser: Any, tmp_path: Path
         assert not page.is_visible("#splits")
 
 
+@pytest.mark.full
 def test_a_page_of_one_run_has_no_empty_controls(browser: Any, tmp_path: Path) -> None:
     write_split_run(tmp_path / "s", "tensor", 2, SPLIT)
     (tmp_path / "page.html").write_text(html_of(document(bsweep.load(tmp_path / "s"))))

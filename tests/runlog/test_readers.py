@@ -35,7 +35,7 @@ from tests.support.running import TINY, compose
 from tests.support.synthetic_study import diloco, server, write_run
 
 NUM_MUTATIONS = pytest.mark.parametrize(
-    "num_mutations", [100, pytest.param(1000, marks=pytest.mark.nightly)]
+    "num_mutations", [100, pytest.param(1000, marks=pytest.mark.full)]
 )
 MOST_KEPT = 30  # runs of odd contents that readers took, which are loaded together in the end
 
@@ -135,6 +135,7 @@ def few_figures(num_mutations: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(report, "_write_figures", lambda *_: {})
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("few_figures")
 @NUM_MUTATIONS
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "meta.json"])
@@ -146,6 +147,7 @@ def test_a_run_with_anything_in_a_file_is_read_or_named(
     fuzz_run(num_mutations, tmp_path, run, run / name, others)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("few_figures")
 @NUM_MUTATIONS
 @pytest.mark.parametrize(("told", "num_rounds"), [(diloco("uniform"), 2), (server("layer"), 0)])

@@ -218,6 +218,7 @@ def test_the_page_of_a_study_is_the_interactive_report(server: Server) -> None:
     assert sorted(told["runs"]["local_batch"]) == [8, 64]
 
 
+@pytest.mark.full
 def test_without_a_readable_run_the_page_shows_the_points(tmp_path: Path) -> None:
     run = write_run(tmp_path / HOSTILE, local_batch=8)
     RunPaths(run).metrics.write_text("no record")
@@ -238,6 +239,7 @@ def test_a_damaged_run_is_told_and_harms_nothing(server: Server) -> None:
     assert "metrics.jsonl" in damaged["message"]
 
 
+@pytest.mark.full
 def test_new_records_reach_a_reader(tmp_path: Path) -> None:
     words = [
         "data=digits", "data.subset=200", "model=tiny_cnn", "strategy=single", "launch=inline",
@@ -268,6 +270,7 @@ def test_new_records_reach_a_reader(tmp_path: Path) -> None:
     assert any(one["sweeps"] for _, one in shown)
 
 
+@pytest.mark.full
 def test_an_interrupt_ends_the_server_although_a_reader_follows(server: Server) -> None:
     study = server.log.parent / "one"
     with watching(study.parent, "one") as other, other.events("events") as events:
@@ -298,6 +301,7 @@ def test_the_missing_extra_is_named(
     assert "starlette, uvicorn not installed: pip install 'bsweep[watch]'" in caplog.text
 
 
+@pytest.mark.full
 def test_other_machines_are_answered_at_the_printed_addresses(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     with watching(tmp_path, "s", "--host", "0.0.0.0") as server:
@@ -331,6 +335,7 @@ def asked(address: str) -> int:
     return 403
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("host", ["localhost", "::1"])
 def test_a_name_of_the_own_machine_is_not_open_to_others(tmp_path: Path, host: str) -> None:
     write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
@@ -339,6 +344,7 @@ def test_a_name_of_the_own_machine_is_not_open_to_others(tmp_path: Path, host: s
         assert asked(server.address) == 200
 
 
+@pytest.mark.full
 def test_a_reader_who_connects_again_gets_what_was_missed(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     with watching(tmp_path, "s") as server:
@@ -365,6 +371,7 @@ def test_a_reader_who_connects_again_gets_what_was_missed(tmp_path: Path) -> Non
         assert server.ask("events?report=x")[0] == 400
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("words", [(), ("--beside",)])
 def test_a_new_curve_has_times_as_the_whole_page_has(
     tmp_path: Path, words: tuple[str, ...]
@@ -411,6 +418,7 @@ def until_renewed(server: Server, page: Any) -> None:
         page.wait_for_timeout(1000)
 
 
+@pytest.mark.full
 def test_an_open_page_grows_with_its_run(tmp_path: Path, browser: Any) -> None:
     study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     run = write_run(study, local_batch=16, status=None, num_epochs_done=1)
@@ -445,6 +453,7 @@ def test_an_open_page_grows_with_its_run(tmp_path: Path, browser: Any) -> None:
     assert said == []
 
 
+@pytest.mark.full
 def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -> None:
     study = write_study(tmp_path / "s", local_batches=tuple(range(8, 136, 8)), num_workers=(1,))
     failed = write_run(study, local_batch=512, status="failed", message="no\n" * 60)
@@ -480,6 +489,7 @@ def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -
         page.close()
 
 
+@pytest.mark.full
 def test_a_page_of_an_earlier_server_says_what_to_do(tmp_path: Path, browser: Any) -> None:
     write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     pages = [new_page(browser) for _ in range(2)]

@@ -158,6 +158,7 @@ def agree(num_workers: int, *overrides: str) -> list[dict[str, Any]]:
     return workers
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize("weighting", ["uniform", "examples", "fednova", "given"])
 def test_workers_reach_the_weights_of_a_plain_simulation(num_workers: int, weighting: str) -> None:
@@ -190,6 +191,7 @@ def test_how_moves_count_changes_the_weights() -> None:
         assert all(float((one - other).abs().max()) > 1e-6 for other in reached[:i])
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "horovod"])
 def test_the_sum_may_be_anyones(algorithm: str) -> None:
     launch = "horovodrun" if algorithm == "horovod" else "torchrun"
@@ -210,6 +212,7 @@ def test_messages_are_counted_on_the_worker_with_most_of_them() -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_codec_sends_less_and_keeps_workers_equal() -> None:
     plain, *_ = diloco(3, *UNEVEN[3], "precision=fp32")
     vector_bytes = 4 * len(plain["parameters"])
@@ -308,6 +311,7 @@ def test_a_rounds_times_add_up() -> None:
         assert of_epoch["exposed_exchange_seconds"] == of_epoch["exchange_seconds"]
 
 
+@pytest.mark.full
 def test_steps_follow_measured_speeds_whatever_the_workers_clocks_say(
     tmp_path: Path,
 ) -> None:
@@ -355,7 +359,7 @@ def test_steps_follow_measured_speeds_whatever_the_workers_clocks_say(
         assert min(record["idle_seconds"]) == 0, "one clock for all"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_steps_of_a_network_aware_run_follow_the_measured_exchange(tmp_path: Path) -> None:
     """Told to synchronise each step, with an exchange that takes longer than the steps."""
     point = (
@@ -471,6 +475,7 @@ def arrivals(began: Tensor, arrived: Tensor) -> Arrivals:
     return Arrivals(sums, examples, examples, examples / steps, steps, began, arrived)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("overrides", "more"), [((), 2), (("compression=topk",), 3)])
 def test_a_diloco_worker_also_holds_an_anchor_and_outer_momentum(
     overrides: tuple[str, ...], more: int

@@ -277,6 +277,7 @@ def variants() -> list[tuple[str, int, tuple[str, ...]]]:
     ]
 
 
+@pytest.mark.full(but=12)
 @pytest.mark.parametrize(("strategy", "num_workers", "overrides"), variants())
 def test_workers_reach_the_weights_of_one_worker_with_the_global_batch(
     strategy: str, num_workers: int, overrides: tuple[str, ...]
@@ -294,6 +295,7 @@ def of_one_worker(overrides: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(o for o in overrides if o.startswith(("model", "optimizer")))
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("strategy", UNEVEN)
 def test_uneven_local_batches_reach_the_same_weights(strategy: str) -> None:
     overrides = ("global_batch=24", "allocation.local_batches=[5,12,7]", *UNEVEN[strategy])
@@ -309,6 +311,7 @@ def test_uneven_local_batches_reach_the_same_weights(strategy: str) -> None:
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> None:
     # The third step has one example for two workers.
@@ -329,6 +332,7 @@ def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> N
         )
 
 
+@pytest.mark.full
 def test_workers_reach_one_workers_language_model(tmp_path: Path) -> None:
     # 1457 bytes to train on: 91 sequences and the byte after them.
     path = write_text(tmp_path / "text.txt", 1618)
@@ -357,6 +361,7 @@ PIPELINES: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("schedule", PIPELINES)
 def test_schedules_of_a_pipeline_reach_one_workers_language_model(
     schedule: str, tmp_path_factory: pytest.TempPathFactory
@@ -392,6 +397,7 @@ def test_schedules_of_a_pipeline_reach_one_workers_language_model(
             assert load["peak_activation_bytes"] > 0
 
 
+@pytest.mark.full
 def test_a_resumed_pipeline_goes_on_with_its_stages() -> None:
     how = ("strategy=pipeline", "global_batch=24", "optimizer=adamw", "optimizer.lr=0.01")
     expected, _ = trained(2, *how)
@@ -413,6 +419,7 @@ def test_ring_sends_twice_the_vector_less_a_share() -> None:
             assert epoch["sent_bytes"] == pytest.approx(4 * 2 * 2 / 3 * vector_bytes, rel=0.01)
 
 
+@pytest.mark.full
 def test_a_weight_that_two_blocks_share_is_refused_or_stays_one(tmp_path: Path) -> None:
     tied = ("model=own", f"model.target={ROOT}/tests/support/tied_network.py:Tied")
     split = ("strategy=sharded", "num_workers=2", "local_batch=8", "model.blocks=[first,last]")
@@ -429,6 +436,7 @@ def test_a_weight_that_two_blocks_share_is_refused_or_stays_one(tmp_path: Path) 
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("reshard", "num_gathers"), [("forward", 2), ("step", 1)])
 def test_shards_are_gathered_and_summed_in_each_pass(reshard: str, num_gathers: int) -> None:
     more = (f"strategy.reshard={reshard}", "accumulation_steps=2")
@@ -466,6 +474,7 @@ def test_buckets_travel_while_the_backward_pass_goes_on() -> None:
     assert set(first["sent_early"]) == {0}
 
 
+@pytest.mark.full
 def test_exchange_overlap_and_compression_are_timed_apart() -> None:
     plain, *_ = trained(2, "strategy=allreduce")
     compressed, *_ = trained(2, "strategy=allreduce", "compression=qsgd", "precision=fp32")
@@ -488,6 +497,7 @@ def test_split_evaluation_and_training_metrics_are_those_of_one_worker() -> None
         )
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("average", ["true", "false"])
 def test_batchnorm_statistics_are_averaged_where_asked(average: str) -> None:
     more = (
@@ -535,6 +545,7 @@ def test_steps_have_the_same_examples_and_crops_whatever_the_worker_count(num_wo
         assert sorted(i for indices, _ in epoch for i in indices) == list(range(NUM_TRAIN))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_passes", [1, 2])
 @pytest.mark.parametrize(
     "how",
@@ -604,6 +615,7 @@ WARMED_UP: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", WARMED_UP)
 def test_a_warm_up_leaves_no_trace(case: str) -> None:
     """The last step is one example: a worker has none."""
@@ -647,6 +659,7 @@ ON_GPUS = (
 )
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     "how",
     [
@@ -700,6 +713,7 @@ def test_a_worker_that_steps_alone_leaves_its_own_step_out(strategy: str) -> Non
     )
 
 
+@pytest.mark.full
 def test_fp16_stays_close_to_what_it_rounds() -> None:
     more = ("strategy=ddp", "global_batch=24", "optimizer.lr=0.05", "epochs=1")
     half, whole = (trained(2, *more, f"precision={precision}")[0] for precision in ("fp16", "fp32"))

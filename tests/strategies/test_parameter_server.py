@@ -127,7 +127,6 @@ def synchronous_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_synchronous_equals_one_process(synchronous_runs: Path, name: str) -> None:
     config, case = configure(*SYNCHRONOUS[name]), Case(port=0)
@@ -138,7 +137,6 @@ def test_synchronous_equals_one_process(synchronous_runs: Path, name: str) -> No
         torch.testing.assert_close(worker["parameters"][-1], expected, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["memory_apart_3", "memory_colocated_3", "hashed_chunks_apart_2"])
 def test_bytes_are_those_that_travel(synchronous_runs: Path, name: str) -> None:
     config, vector = configure(*SYNCHRONOUS[name]), make_vector()
@@ -190,7 +188,6 @@ def runs_out_of_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OUT_OF_STEP)
 def test_no_push_is_lost_out_of_step(runs_out_of_step: Path, name: str) -> None:
     config, case = configure(*OUT_OF_STEP[name]), OUT_OF_STEP_CASE
@@ -216,7 +213,6 @@ def test_no_push_is_lost_out_of_step(runs_out_of_step: Path, name: str) -> None:
         assert all(server["pushes"] == (case.steps,) * 3 for server in traffic["servers"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OUT_OF_STEP)
 def test_the_lead_reaches_the_bound_and_never_exceeds_it(runs_out_of_step: Path, name: str) -> None:
     config = configure(*OUT_OF_STEP[name])
@@ -234,7 +230,6 @@ def test_the_lead_reaches_the_bound_and_never_exceeds_it(runs_out_of_step: Path,
             assert lead == bound
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OUT_OF_STEP)
 def test_holding_back_is_the_wait_of_the_fast(runs_out_of_step: Path, name: str) -> None:
     for traffic in results(runs_out_of_step / name, 3)[0]["traffic"]:
@@ -242,7 +237,6 @@ def test_holding_back_is_the_wait_of_the_fast(runs_out_of_step: Path, name: str)
         assert min(fast) > slow
 
 
-@pytest.mark.slow
 def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
     config = configure("num_workers=2", "strategy.num_servers=2")
     Case(port=meeting_port(), steps=100_000).save(tmp_path / "killed", config)
@@ -262,7 +256,6 @@ def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
         assert error(tmp_path / "killed", rank)["is_consequence"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["synchronous", "asynchronous"])
 @pytest.mark.parametrize("broken", ["server", "worker"])
 def test_an_error_beside_a_colocated_server_ends_the_run(

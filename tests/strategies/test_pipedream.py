@@ -100,12 +100,13 @@ OF_FORMULA = [
 ALWAYS_SYNCED = OF_FORMULA[5]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("num_workers", "more", "sync"),
     [
         *((*case, False) for case in OF_FORMULA),
         *(
-            pytest.param(*case, True, marks=() if case is ALWAYS_SYNCED else pytest.mark.nightly)
+            pytest.param(*case, True, marks=() if case is ALWAYS_SYNCED else pytest.mark.full)
             for case in OF_FORMULA
         ),
     ],
@@ -180,6 +181,7 @@ RUN = (
 )
 
 
+@pytest.mark.full
 def test_a_run_that_diverges_within_an_epoch_ends(tmp_path: Path) -> None:
     result = bsweep("run", *RUN, "optimizer.lr=1e30", "log_every_steps=2", cwd=tmp_path, timeout=90)
     assert result.returncode == 1, result.stderr
@@ -187,6 +189,7 @@ def test_a_run_that_diverges_within_an_epoch_ends(tmp_path: Path) -> None:
     assert summary(paths)["status"] == "diverged"
 
 
+@pytest.mark.full
 def test_a_lost_worker_is_named(tmp_path: Path) -> None:
     env = struck(tmp_path, (1,), "strategies.pipedream", "PipeDream.step", 30)
     result = bsweep("run", *RUN, cwd=tmp_path, env=env, timeout=90)
@@ -197,6 +200,7 @@ def test_a_lost_worker_is_named(tmp_path: Path) -> None:
     assert "rank 1" in end["message"], end["message"]
 
 
+@pytest.mark.full
 def test_sent_gradients_are_dropped_when_they_have_arrived(tmp_path: Path) -> None:
     """Each step of an epoch of 23 writes down how many the worker keeps."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -222,6 +226,7 @@ def test_sent_gradients_are_dropped_when_they_have_arrived(tmp_path: Path) -> No
     assert max(last) == 4, "those of two steps"
 
 
+@pytest.mark.full
 def test_checkpoints_wait_for_the_end_of_an_epoch(tmp_path: Path) -> None:
     """Each step would be late for one. An epoch has 23."""
     env = struck(tmp_path, (0,), "strategies.pipedream", "PipeDream.step", 30)
@@ -234,6 +239,7 @@ def test_checkpoints_wait_for_the_end_of_an_epoch(tmp_path: Path) -> None:
     assert resumed["message"].startswith("resumed after step 23, in epoch 1")
 
 
+@pytest.mark.full
 def test_a_profile_of_steps_that_do_not_end_an_epoch(tmp_path: Path) -> None:
     words = (*RUN, "num_workers=4", "strategy.replicas=2")
     result = bsweep("profile", *words, cwd=tmp_path, timeout=120)
@@ -241,6 +247,7 @@ def test_a_profile_of_steps_that_do_not_end_an_epoch(tmp_path: Path) -> None:
     assert "backward" in result.stdout
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
@@ -267,6 +274,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         assert said in refused.stderr, refused.stderr
 
 
+@pytest.mark.full
 def test_an_optimizer_that_limits_the_whole_norm_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\n"

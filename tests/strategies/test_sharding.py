@@ -130,6 +130,7 @@ def test_a_server_without_a_chunk_is_an_error_with_a_remedy() -> None:
         sharding.shards(layout(small_model()), 64, strategy("strategy.sharding=hashed_chunks"))
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
 @pytest.mark.parametrize("name", SHARDINGS)
 def test_shards_are_updated_like_their_parts_of_the_whole(name: str, optimizer: str) -> None:

@@ -21,6 +21,7 @@ SPLIT = {
 STEP, EVALUATION = ("train.step", "compute_passes", 5), ("train.evaluation", "_outputs", 2)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("strategy", SPLIT)
 @pytest.mark.parametrize(("rank", "struck_in"), [(1, STEP), (0, EVALUATION), (1, EVALUATION)])
 def test_a_lost_worker_is_named(
@@ -38,6 +39,7 @@ def test_a_lost_worker_is_named(
     assert not workers_left(tmp_path)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("strategy", SPLIT)
 def test_too_little_memory_is_a_result(tmp_path: Path, strategy: str) -> None:
     more = ("data.num_train=20000", "local_batch=10000", "launch.memory_limit_mb=[10,10]")

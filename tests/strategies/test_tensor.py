@@ -48,17 +48,18 @@ def assert_equal(workers: list[dict[str, Any]], expected: dict[str, Any]) -> Non
             assert many == pytest.approx(one, rel=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("num_workers", "replicas", "more"),
     [
         (1, 1, ()),
         (2, 1, ()),
         (4, 1, ("accumulation_steps=2",)),
-        pytest.param(4, 2, (), marks=pytest.mark.nightly),
+        pytest.param(4, 2, (), marks=pytest.mark.full),
         (3, 1, THREE_HEADS),
         (2, 1, ("global_batch=30",)),  # The last step has one sequence.
-        pytest.param(2, 1, LAMB, marks=pytest.mark.nightly),
-        pytest.param(2, 1, LARS, marks=pytest.mark.nightly),
+        pytest.param(2, 1, LAMB, marks=pytest.mark.full),
+        pytest.param(2, 1, LARS, marks=pytest.mark.full),
         (4, 2, LAMB),
     ],
 )
@@ -72,12 +73,14 @@ def test_workers_reach_one_workers_language_model(
     assert_equal(trained(num_workers, *how, contract=text), expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", [LAMB, LARS])
 def test_norms_are_those_of_whole_layers(optimizer: tuple[str, ...]) -> None:
     workers = trained(4, "strategy=tensor", "strategy.replicas=2", *DIVIDED, *optimizer)
     assert_equal(workers, oracle(16, *DIVIDED, *optimizer))
 
 
+@pytest.mark.full
 def test_biases_of_joined_layers_are_no_matrices() -> None:
     target = f"model.target={ROOT}/tests/support/divided_network.py:Joined"
     words = ("model=own", target, "optimizer.decay_norm_and_bias=false", *LAMB, "global_batch=24")
@@ -116,6 +119,7 @@ def test_values_are_dropped_as_on_one_worker() -> None:
     assert_equal(trained(2, "strategy=tensor", "global_batch=24", *more), oracle(24, *more))
 
 
+@pytest.mark.full
 def test_replicas_drop_other_values_and_agree() -> None:
     how = ("strategy=tensor", "strategy.replicas=2", "global_batch=24")
     first, *others = trained(4, *how, *DROPPING)
@@ -130,6 +134,7 @@ def test_layers_that_no_plan_names_stay_equal_bit_for_bit() -> None:
         assert torch.equal(worker["parameters"], first["parameters"])
 
 
+@pytest.mark.full
 def test_gradients_that_travel_in_bf16_stay_close() -> None:
     more = (*DIVIDED, "precision=fp32", "optimizer.lr=0.05", "epochs=1")
     how = ("strategy=tensor", "strategy.replicas=2", "global_batch=24")
@@ -143,6 +148,7 @@ def test_gradients_that_travel_in_bf16_stay_close() -> None:
     assert sent[0] * 2 == sent[1] == 4 * 4 * len(whole[0]["parameters"])  # a vector in each step
 
 
+@pytest.mark.full
 def test_sent_bytes_are_those_of_activations(tmp_path: Path) -> None:
     """Two layers sum twice in either direction, the embedding once forward and the head once
     backward. The loss sums three numbers for each token, whose likeliest words are gathered.

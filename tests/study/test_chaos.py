@@ -93,8 +93,8 @@ class Typed:
         raise AssertionError(result.stderr)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_strikes", [2, pytest.param(50, marks=pytest.mark.nightly)])
+@pytest.mark.full
+@pytest.mark.parametrize("num_strikes", [2, pytest.param(50, marks=pytest.mark.full)])
 def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
     desk: Path, num_strikes: int
 ) -> None:
@@ -117,7 +117,7 @@ KILLED = {
 NUM_KILLS = 50
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("hosts", ["", "h2:1,h1:1"], ids=["here", "hosts"])
 @pytest.mark.parametrize("strategy", KILLED)
@@ -132,7 +132,7 @@ def test_kills_at_random_leave_every_strategy_whole(
     check_as_in_peace(typed, *strike_sweeps(typed, draw, NUM_KILLS, ("sweep", *KINDS)))
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 @pytest.mark.timeout(4 * 3600)
 def test_two_hosts_sweep_one_study_at_once_through_kills(
     up: Callable[..., dict[str, str]], tmp_path: Path
@@ -173,7 +173,7 @@ ACROSS = {
 }
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("stall_seconds", [300, 12])
 @pytest.mark.parametrize("strategy", ACROSS)
@@ -204,7 +204,7 @@ def test_a_link_that_is_cut_for_a_minute_costs_no_strategy_its_run(
 SHORT_STALL_SECONDS = 12
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seconds", [4, 40])
 @pytest.mark.parametrize("host", ["h1", "h2"])

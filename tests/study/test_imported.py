@@ -126,6 +126,7 @@ def test_the_table_of_runs_of_weights_and_biases_is_imported(
 ROWS = "run,epoch,batch,s,acc\na,1,8,2,0.5\n"
 
 
+@pytest.mark.full(but=7)
 @pytest.mark.parametrize(
     ("rows", "words", "said"),
     [
@@ -189,6 +190,7 @@ def fixture_grid(tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
+@pytest.mark.full
 def test_commands_work_on_an_imported_study(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert predict.run([str(grid), "--target-accuracy", "0.9"]) == 0
     assert "to a test accuracy of 0.9" in capsys.readouterr().out
@@ -213,7 +215,7 @@ def test_no_command_repeats_imported_runs(
     assert not caplog.records
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 def test_the_report_of_an_imported_study_says_so(grid: Path) -> None:
     assert report.run([str(grid)]) == 0
     assert "bsweep did not measure this run" in (grid / "report/report.html").read_text()

@@ -67,6 +67,7 @@ def folder_of(cwd: Path) -> list[tuple[str, int]]:
     return sorted((str(path), path.stat().st_mtime_ns) for path in cwd.rglob("*"))
 
 
+@pytest.mark.full
 def test_other_processes_plan_watch_stop_and_resume_a_sweep(
     tmp_path: Path,
 ) -> None:
@@ -110,6 +111,7 @@ def test_other_processes_plan_watch_stop_and_resume_a_sweep(
     assert len(commands.read_commands(tmp_path / "results/s")) == 1, "the same command is kept once"
 
 
+@pytest.mark.full
 def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=8", "optimizer.lr=0.01,1e30", "seed=0,1", "epochs=1", *ALONE, *QUICK)
     first = bsweep("run", *grid, cwd=tmp_path)
@@ -163,6 +165,7 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
     assert "the folder was moved" in moved.stderr
 
 
+@pytest.mark.full
 def test_two_sweeps_on_one_study_share_its_points_and_both_complete(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=2,4,6", "epochs=10", "log_every_steps=1", *ALONE, *QUICK)
     outputs = [(tmp_path / f"said{number}").open("w") for number in range(2)]
@@ -475,6 +478,7 @@ def many_points(count: int = 10_000) -> tuple[str, ...]:
     return ("local_batch=range(1,81)", f"seed=range({count // 80})", *ALONE, *QUICK[:-1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -63,6 +63,7 @@ def cores_of(run: Path) -> set[int]:
     return {core for path in run.glob("cores.*") for core in json.loads(path.read_text())}
 
 
+@pytest.mark.full
 def test_parallel_points_have_own_cores_and_unchanged_numbers(
     tmp_path: Path,
 ) -> None:
@@ -114,6 +115,7 @@ class pinned:
         os.sched_setaffinity(0, self._all)
 
 
+@pytest.mark.full
 def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) -> None:
     grid = (
         "-m",
@@ -145,6 +147,7 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
     assert sum(read_meta(paths).get("beside_others", False) for paths in runs(tmp_path)) >= 2
 
 
+@pytest.mark.full
 def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_path: Path) -> None:
     slow = ("launch.slowdown=[800]", "checkpoint_every=auto")  # a step takes seconds
     grid = ("-m", "local_batch=4,5", "epochs=30", "study=s", "launch.parallel=2", *slow, *POINT)
@@ -473,6 +476,7 @@ def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:
 BESIDE = {**META, "beside_others": True}
 
 
+@pytest.mark.full
 def test_times_of_parallel_points_are_left_out_but_accuracies_stay(
     tmp_path: Path,
 ) -> None:
@@ -512,6 +516,7 @@ def test_times_of_parallel_points_are_left_out_but_accuracies_stay(
     assert reached["reached"].all()
 
 
+@pytest.mark.full
 def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path) -> None:
     for batch in (8, 64):
         write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
@@ -532,6 +537,7 @@ def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path)
     assert again.runs["test_accuracy"].notna().all()
 
 
+@pytest.mark.full
 def test_a_study_timed_beside_others_alone_says_why_nothing_is_predicted(tmp_path: Path) -> None:
     for batch in (8, 64):
         write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
@@ -614,6 +620,7 @@ def drawn(study: Study) -> set[str]:
     }
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("flags", [(), ("--beside",)])
 def test_a_report_says_how_many_times_are_left_out(
     tmp_path: Path,

@@ -47,7 +47,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]
     return cwd, losses(study)
 
 
-@pytest.mark.parametrize("num_mutations", [1, pytest.param(50, marks=pytest.mark.nightly)])
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("num_mutations", [1, 50])
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_changes_no_number_or_is_named(
     name: str, num_mutations: int, killed: tuple[Path, list[float]]

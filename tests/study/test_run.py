@@ -84,6 +84,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [found[rank] for rank in sorted(found)]
 
 
+@pytest.mark.full
 def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
     result = bsweep("run", "local_batch=8", "num_workers=2", *QUICK, cwd=tmp_path, fresh=True)
     assert result.returncode == 0, result.stderr
@@ -139,6 +140,7 @@ def test_the_recorded_command_can_be_typed_again(
     assert provenance._command() == recorded
 
 
+@pytest.mark.full
 def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:
     """It would take seconds at every start, of which workers alone make use; they are forks."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -170,6 +172,7 @@ def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:
     assert not {"pandas", "matplotlib"} & run
 
 
+@pytest.mark.full
 def test_a_second_sweep_skips_completed_points_and_names_all_points(
     tmp_path: Path,
 ) -> None:
@@ -197,6 +200,7 @@ def test_a_second_sweep_skips_completed_points_and_names_all_points(
     }
 
 
+@pytest.mark.full
 def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: Path) -> None:
     """With a model of one's own."""
     shutil.copy(
@@ -211,6 +215,7 @@ def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: 
     assert not list(tmp_path.rglob("launcher.log")), "no process was started for a point"
 
 
+@pytest.mark.full
 def test_inside_horovodrun_knobs_are_horovodruns(tmp_path: Path) -> None:
     prefix = (forks().horovodrun, "-np", "1", "--gloo")
     result = bsweep(
@@ -223,6 +228,7 @@ def test_inside_horovodrun_knobs_are_horovodruns(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.full
 def test_inside_horovodrun_another_worker_count_is_refused(tmp_path: Path) -> None:
     prefix = (forks().horovodrun, "-np", "2", "--gloo")
     result = bsweep(
@@ -233,6 +239,7 @@ def test_inside_horovodrun_another_worker_count_is_refused(tmp_path: Path) -> No
     assert not runs(tmp_path)
 
 
+@pytest.mark.full
 def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
     point = ("local_batch=8", "num_workers=2", "precision=fp64", *QUICK)
     bsweep("run", *point, cwd=tmp_path)
@@ -246,6 +253,7 @@ def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
     assert cold.folder.name == warm.folder.name
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("strategy", "killed", "culprit"),
     [
@@ -253,7 +261,7 @@ def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
         ("ddp", 1, "rank 1 was ended by SIGKILL"),
         pytest.param(
             *("local_sgd", 1, "rank 1 was ended by SIGKILL"),
-            marks=pytest.mark.nightly,  # it has the launcher of ddp
+            marks=pytest.mark.full,  # it has the launcher of ddp
         ),
         ("allreduce", 1, "rank 1 was ended by SIGKILL"),
         ("diloco", 1, "rank 1 was ended by SIGKILL"),
@@ -332,6 +340,7 @@ def test_a_codec_that_cannot_win_is_said_so_on_record(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Path) -> None:
     point = (
         "local_batch=2",
@@ -353,6 +362,7 @@ def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Pat
     assert not workers_left(tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_ends_its_workers_and_is_started_again(
     tmp_path: Path, number: signal.Signals
@@ -374,6 +384,7 @@ def test_an_interrupted_sweep_ends_its_workers_and_is_started_again(
     assert not workers_left(tmp_path)
 
 
+@pytest.mark.full
 def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> None:
     """Python ignores what is raised in a function that a fork calls."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -403,6 +414,7 @@ def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> N
     assert not any(str(paths.folder) in line for line in lines)
 
 
+@pytest.mark.full
 def test_a_killed_launcher_leaves_no_orphans_and_the_point_is_repeated(tmp_path: Path) -> None:
     point = ("local_batch=8", "num_workers=2", *QUICK[:-2], "study=s")
     process = start("-m", *point, "epochs=3000,3001", cwd=tmp_path)
@@ -477,6 +489,7 @@ def test_divergence_ends_the_run_and_keeps_what_was_logged(tmp_path: Path) -> No
     assert read_records(paths.metrics)[0][-1]["type"] == "end"
 
 
+@pytest.mark.full
 def test_out_of_memory_is_a_result_of_its_cell(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, resource\n"
@@ -524,6 +537,7 @@ def test_variables_reach_workers_by_name_alone() -> None:
     assert environment.by_file(given, config) == {**known, "MINE_KEY_1": "x", **names}
 
 
+@pytest.mark.full(but=5)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -760,6 +774,7 @@ def test_what_a_worker_draws_is_its_own_and_its_seeds_own(tmp_path: Path) -> Non
     assert len({seed_of(*key) for key in keys}) == len(keys)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     "flags", [("--help",), ("--cfg", "job", "local_batch=8"), ("--info", "config", "local_batch=8")]
 )

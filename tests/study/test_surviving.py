@@ -44,6 +44,7 @@ def runs(folder: Path) -> list[RunPaths]:
     return [RunPaths(path.parent) for path in sorted(folder.glob("*/config.yaml"))]
 
 
+@pytest.mark.full
 def test_a_damaged_run_is_named_and_repeated_by_the_same_sweep(
     tmp_path: Path,
 ) -> None:
@@ -136,6 +137,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.full
 def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk: Path) -> None:
     assert (
         bsweep(

@@ -19,6 +19,8 @@ from bsweep.runlog.reading import read_records
 from bsweep.trackers import records
 from tests.support.running import TINY, bsweep, compose, imported_first
 
+pytestmark = pytest.mark.full
+
 POINT = (
     *TINY,
     "model=tiny_cnn",
@@ -142,7 +144,6 @@ def wandb_records(file: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-@pytest.mark.slow
 def test_trackers_hold_all_records_and_an_export_doubles_none(study: Path) -> None:
     expected = on_record(study)
     assert len(expected) == 2
@@ -176,7 +177,6 @@ def test_an_export_names_its_target_and_unreadable_runs(study: Path, tmp_path: P
     assert in_tensorboard(tmp_path / "board") == expected
 
 
-@pytest.mark.slow
 def test_a_tracker_that_fails_is_one_warning(tmp_path: Path) -> None:
     nowhere = {"MLFLOW_TRACKING_URI": "sqlite:////proc/nowhere/mlflow.db"}
     result = bsweep(

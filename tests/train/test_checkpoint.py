@@ -73,6 +73,7 @@ def case(
     return pytest.param(num_workers, overrides, breaks, how, id=name + str(how.get("policy", "")))
 
 
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize(
     ("num_workers", "overrides", "breaks", "how"),
     [
@@ -218,6 +219,7 @@ _MEASURED_TOO = ("time", "servers", "worker_memory", "stage_loads", "bubble")
 _MEASURED = ("_seconds", "_joules", "_per_second", "_p50", "_p95", "_memory_bytes")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("save_seconds", [0.01, 0.5, 7.0])
 @pytest.mark.parametrize("is_together", [True, False])
 def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(

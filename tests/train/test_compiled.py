@@ -49,11 +49,12 @@ def same_training(folder: Path, *words: str) -> None:
     torch.testing.assert_close(compiled, plain, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.full
 def test_compiled_steps_train_the_same_model(tmp_path: Path, quickly: None) -> None:
     same_training(tmp_path, "accumulation_steps=2")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_steps_of_the_cpp_compiler_train_the_same_model(tmp_path: Path) -> None:
     same_training(tmp_path)
 

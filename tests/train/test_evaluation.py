@@ -40,6 +40,7 @@ def evaluated(name: str, *overrides: str, every: int | str = EVERY) -> list[dict
     )
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_training_is_the_same_bit_for_bit_however_often_it_is_evaluated(name: str) -> None:
     """Of a network with BatchNorm, whose statistics differ between workers, and with dropout."""
@@ -58,6 +59,7 @@ def test_training_is_the_same_bit_for_bit_however_often_it_is_evaluated(name: st
         assert all(end[key] == epoch[key] for key in ("epoch", "test_loss", "test_accuracy"))
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("batch", [4, 14, 40])
 def test_evaluations_come_at_the_first_step_past_each_multiple(batch: int) -> None:
     given = ("local_batch=null", f"global_batch={batch}", "epochs=3")
@@ -92,6 +94,7 @@ def test_local_sgd_is_evaluated_where_workers_have_met() -> None:
     )
 
 
+@pytest.mark.full
 def test_ending_at_the_target_does_not_change_the_steps_to_target(tmp_path: Path) -> None:
     more = (
         "num_workers=2",

@@ -26,6 +26,7 @@ def build(num_classes, shape):
 """
 
 
+@pytest.mark.full
 def test_a_flat_folder_ends_in_weights_and_one_look_at_the_test_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_flat_folder_ends_in_weights_and_one_look_at_the_test_set(
     assert "skipped, completed already, without keep_weights=true" in again.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", ["sharded", "pipeline"])
 def test_the_whole_of_a_split_model_is_kept(tmp_path: Path, strategy: str) -> None:
     point = (*TINY, "model=tiny_cnn", "global_batch=12", "epochs=2", "keep_weights=true")

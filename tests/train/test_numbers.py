@@ -12,6 +12,7 @@ from tests.support.running import bsweep
 POINT = ("local_batch=16", "data.subset=64", "epochs=2", "optimizer.lr=0.001", "launch=inline")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("settings", "losses", "rounding"),
     [

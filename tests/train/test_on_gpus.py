@@ -34,6 +34,7 @@ def run(
     return read_json(found[0]) or {}, list(read_records(found[0].parent / "metrics.jsonl")[0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda")])
 def test_three_steps_in_float64_are_those_of_a_cpu(tmp_path: Path, device: str) -> None:
     point = (

@@ -109,6 +109,7 @@ def resolved(*overrides: str) -> RunConfig:
     return own.resolve(compose("local_batch=8", "model=tiny_cnn", *TINY, *overrides))
 
 
+@pytest.mark.full
 def test_torchs_optimizers_are_as_good_as_ones_own() -> None:
     options = ("+optimizer.options.alpha=0.9", "optimizer.lr=0.01", "optimizer.weight_decay=0.1")
     config = resolved("optimizer=own", "optimizer.target=torch.optim:RMSprop", *options)
@@ -150,6 +151,7 @@ def test_a_policy_decides_what_a_round_takes() -> None:
     ]
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -235,6 +237,7 @@ def test_what_is_none_is_said_before_anything_starts(
         checks.check_point(resolved(*overrides))
 
 
+@pytest.mark.full
 def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:
     """Gradients twice as large at half the rate come to the same as with the shipped ones, but for
     what is clamped.
@@ -278,6 +281,7 @@ def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:
     assert abs(losses[0.001] - losses[9.0]) > 0.01
 
 
+@pytest.mark.full
 def test_a_regression_is_reported_by_its_loss_alone(folder: Path) -> None:
     """Two numbers an example, of which nobody says whether they are correct: every accuracy is
     null.

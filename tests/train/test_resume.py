@@ -94,6 +94,7 @@ def wait_until(
         time.sleep(0.05)
 
 
+@pytest.mark.full
 def test_a_sweep_waits_for_workers_that_a_killed_one_left(tmp_path: Path) -> None:
     """They could write on, and save a checkpoint later than that from which the sweep resumes."""
     env = struck(tmp_path, (0,), "strategies.allreduce", "AllReduce.sum_gradients", 20, SIGSTOP)
@@ -112,6 +113,7 @@ def test_a_sweep_waits_for_workers_that_a_killed_one_left(tmp_path: Path) -> Non
     check_equal(tmp_path)
 
 
+@pytest.mark.full
 def test_records_that_lack_an_epoch_are_not_resumed(tmp_path: Path) -> None:
     env = struck(tmp_path, (1,), "strategies.allreduce", "AllReduce.sum_gradients", 22)
     point = ("run", *POINT, *EPOCHS, "strategy=allreduce")
@@ -132,6 +134,7 @@ def test_records_that_lack_an_epoch_are_not_resumed(tmp_path: Path) -> None:
     check_equal(tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "rank", "module", "function", "call"),
     [
@@ -163,6 +166,7 @@ def test_a_run_with_a_killed_process_resumes_bit_for_bit(
         assert b"\0" not in paths.server_clocks(0).read_bytes()
 
 
+@pytest.mark.full
 def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "launch.retries=1")
     env = struck(tmp_path, (1,), "train.step", "train_step", 20)
@@ -195,6 +199,7 @@ def test_what_a_point_ends_with_by_itself_is_not_tried_again(tmp_path: Path) -> 
     assert not list(tmp_path.glob("results/s/.previous/*"))
 
 
+@pytest.mark.full
 def test_a_run_that_resumes_on_fewer_cores_says_so(tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)
     if len(cores) == 1:
@@ -214,6 +219,7 @@ def test_a_run_that_resumes_on_fewer_cores_says_so(tmp_path: Path) -> None:
     assert f"{len(cores)} threads before, and resumes with 1, probably because" in again.stderr
 
 
+@pytest.mark.full
 def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) -> None:
     point = ("global_batch=12", *POINT, *EPOCHS[1:])
     env = struck(tmp_path, (1,), "train.step", "train_step", 35)
@@ -262,6 +268,7 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
 LAYERED = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:layered")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "of_four"),
     [
@@ -269,7 +276,7 @@ LAYERED = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:lay
         pytest.param(
             ("strategy=tensor", *DIVIDED, "optimizer=adamw"),
             "strategy.replicas=1",
-            marks=pytest.mark.nightly,
+            marks=pytest.mark.full,
         ),
         (("strategy=tensor", *DIVIDED, "optimizer=lamb"), "strategy.replicas=4"),
         pytest.param(
@@ -278,7 +285,7 @@ LAYERED = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:lay
                 *("optimizer.decay_norm_and_bias=false", "optimizer.weight_decay=0.1"),
             ),
             "strategy.replicas=1",
-            marks=pytest.mark.nightly,
+            marks=pytest.mark.full,
         ),
         (("strategy=pipeline", *LAYERED, "optimizer=lamb"), "strategy.cuts=[1,2,4]"),
     ],
@@ -304,6 +311,7 @@ def test_four_workers_go_on_with_the_parts_that_two_have_saved(
         assert len(set(values[1])) == 6, "it learns"
 
 
+@pytest.mark.full
 def test_another_strategy_cannot_go_on_with_parts(tmp_path: Path) -> None:
     point = ("local_batch=6", *POINT, *EPOCHS[1:], "strategy=sharded")
     env = struck(tmp_path, (1,), "train.step", "train_step", 35)
@@ -316,6 +324,7 @@ def test_another_strategy_cannot_go_on_with_parts(tmp_path: Path) -> None:
         assert "the same of sharded, tensor and pipeline in both" in refused.stderr, refused.stderr
 
 
+@pytest.mark.full
 def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path: Path) -> None:
     """It is told once by a signal, and once by its file."""
     times = ("epochs=60", "checkpoint_every=1000s")
@@ -348,6 +357,7 @@ def num_epochs(cwd: Path) -> int:
     return sum(len(records_of(paths)["epoch"]) for paths in runs(cwd))
 
 
+@pytest.mark.full
 def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) -> None:
     point = (*POINT, *LONG, *STRATEGIES["servers"], "strategy.consistency=asynchronous", "study=s")
     with begun(*point, cwd=tmp_path) as process:
@@ -360,7 +370,7 @@ def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) 
     assert [epoch["epoch"] for epoch in records_of(paths)["epoch"]] == list(range(1, 61))
 
 
-@pytest.mark.nightly
+@pytest.mark.full
 def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     """The parent is killed at random, ever later, with all that it started, until nothing is left
     to do.
@@ -382,7 +392,7 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     check_equal(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_path: Path) -> None:
     prefix = [forks().horovodrun, "-np", "2", "--gloo", forks().bsweep]
     point = ("run", "-m", "local_batch=8,4", *POINT, "epochs=20", "checkpoint_every=0.2s")
@@ -399,6 +409,7 @@ def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_pat
     check_equal(tmp_path)
 
 
+@pytest.mark.full
 def test_a_run_inside_horovodrun_that_lost_a_worker_says_so_and_goes_on(tmp_path: Path) -> None:
     prefix = (forks().horovodrun, "-np", "2", "--gloo")
     point = ("run", *POINT, *EPOCHS)
@@ -462,12 +473,13 @@ def resumed(cwd: Path) -> list[str]:
     return warnings
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [
         "shared.pt",
-        pytest.param("rank.0.pt", marks=pytest.mark.nightly),
-        pytest.param("complete.json", marks=pytest.mark.nightly),
+        pytest.param("rank.0.pt", marks=pytest.mark.full),
+        pytest.param("complete.json", marks=pytest.mark.full),
     ],
 )
 def test_a_run_resumes_from_the_older_checkpoint_if_a_bit_flipped(
@@ -481,6 +493,7 @@ def test_a_run_resumes_from_the_older_checkpoint_if_a_bit_flipped(
     assert warning.endswith(f"resumes from an earlier checkpoint, {older.folder.name}")
 
 
+@pytest.mark.full
 def test_a_run_resumes_from_the_older_checkpoint_if_a_file_is_gone(
     tmp_path: Path, killed: RunPaths
 ) -> None:
@@ -490,6 +503,7 @@ def test_a_run_resumes_from_the_older_checkpoint_if_a_file_is_gone(
     assert f"{latest.own(0).relative_to(tmp_path)} is missing" in warning
 
 
+@pytest.mark.full
 def test_a_run_whose_checkpoints_are_all_damaged_is_repeated(
     tmp_path: Path, killed: RunPaths
 ) -> None:
@@ -501,12 +515,13 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_repeated(
     assert [path.name for path in tmp_path.glob("results/s/.previous/*/checkpoint")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "lost",
     [
         "deleted",
-        pytest.param("halved", marks=pytest.mark.nightly),
-        pytest.param("emptied", marks=pytest.mark.nightly),
+        pytest.param("halved", marks=pytest.mark.full),
+        pytest.param("emptied", marks=pytest.mark.full),
         "altered",
     ],
 )

@@ -71,6 +71,7 @@ def on_meta(*overrides: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> J
     return prepared(folder, *overrides)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("model", ["resnet18", "tiny_cnn"])
 def test_images_that_are_rounded_at_once_give_the_gradients_of_autocast(
@@ -91,6 +92,7 @@ def test_images_that_are_rounded_at_once_give_the_gradients_of_autocast(
     assert torch.equal(*found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["model=resnet18", "model=tiny_cnn"])
 def test_no_step_waits_for_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
@@ -160,6 +162,7 @@ def may_capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Capture], None]:
     return use
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("more", "of_run"),
     [
@@ -359,6 +362,7 @@ def is_stale(work: Callable[[], object], pool: object) -> graphs.Captured:
     return graphs.Captured(lambda: None, 0, None)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("capture", "said"), [(breaks, "not permitted when stream is capturing"), (is_stale, "Python")]
 )
@@ -384,6 +388,7 @@ def test_a_replay_without_memory_leaves_steps_without_graph(
     assert "not enough memory for graphs" in warning
 
 
+@pytest.mark.full
 def test_a_capture_that_breaks_off_leaves_no_trace(
     tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +414,7 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
     assert all(module.training for module in job.model.modules())
 
 
+@pytest.mark.full
 def test_after_a_capture_that_broke_off_nothing_is_captured_again(
     tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,6 +439,7 @@ def test_after_a_capture_that_broke_off_nothing_is_captured_again(
     memory.give_back_garbage()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("capture", [is_full, is_full_for_cuda])
 def test_a_run_whose_capture_has_no_memory_goes_on_without_a_graph(
     tmp_path: Path, may_capture: Callable[[Capture], None], capture: Capture
@@ -446,6 +453,7 @@ def test_a_run_whose_capture_has_no_memory_goes_on_without_a_graph(
     assert graph_capture.lost_memory(), "the process should train no other point"
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("more", "eager"),
     [
@@ -801,6 +809,7 @@ def test_a_loss_that_is_a_view_of_a_parameter_scales_no_step(
     assert all(torch.equal(found[0], one) for one in found[1:])
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("graph", [on_gpus("true"), on_gpus("false")])
 def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(tmp_path: Path, graph: str) -> None:
     job = prepared(tmp_path, *GPU, f"graph={graph}")
