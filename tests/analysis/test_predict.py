@@ -664,6 +664,7 @@ def test_a_cell_without_a_time_of_its_own_is_not_called_bounded(tmp_path: Path) 
     assert prediction.evaluate_every_examples is None
 
 
+@pytest.mark.full
 def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:
     for batch in (32, 128):
         write_target_run(tmp_path / "s", TRUTH, batch=batch)

@@ -271,6 +271,7 @@ def test_far_from_what_was_measured_intervals_are_wider() -> None:
     assert spread[0] < spread[1] < spread[2]
 
 
+@pytest.mark.full
 def test_what_one_worker_count_cannot_tell_stays_wide() -> None:
     truth = Truth(sync_seconds=0.02)
 

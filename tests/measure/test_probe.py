@@ -283,6 +283,7 @@ def test_bad_input_exits_with_2(
     assert not list(tmp_path.rglob("config.yaml"))
 
 
+@pytest.mark.full
 def test_a_probe_reads_back_as_it_was_written(uneven: tuple[Path, str]) -> None:
     written = json.loads((uneven[0] / "results/s/probe.json").read_text())
     probe = allocation.read_probe(compose(*UNEVEN, f"results_dir={uneven[0]}/results"))

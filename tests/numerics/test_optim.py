@@ -4,6 +4,7 @@ their formulas.
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import pytest
@@ -15,6 +16,9 @@ from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
 from tests.support.running import compose
+
+import_torchvision()  # timm imports it, which takes seconds
+_LARS, _LAMB = (importlib.import_module(f"timm.optim.{name}") for name in ("lars", "lamb"))
 
 
 def make_model() -> nn.Module:
@@ -101,16 +105,14 @@ def test_adamw_equals_torch() -> None:
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_layerwise_optimizers_equal_timm_on_a_plain_model(name: str) -> None:
-    import_torchvision()
-    from timm.optim.lamb import Lamb
-    from timm.optim.lars import Lars
-
     config = compose(
         "local_batch=8", f"optimizer={name}", "optimizer.lr=0.02", "optimizer.weight_decay=0.01"
     )
     plain, model = make_model(), make_model()
     groups = exempt_vectors(plain, 0.01)
-    reference = Lars(groups, lr=0.02, momentum=0.9) if name == "lars" else Lamb(groups, lr=0.02)
+    reference = (
+        _LARS.Lars(groups, lr=0.02, momentum=0.9) if name == "lars" else _LAMB.Lamb(groups, lr=0.02)
+    )
     vector = Vector(model)
     result = train(model, optim.build(config.optimizer, vector), vector)
     torch.testing.assert_close(result, train(plain, reference), rtol=1e-9, atol=1e-12)

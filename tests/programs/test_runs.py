@@ -238,6 +238,7 @@ def test_a_failed_worker_is_named_with_its_log(tmp_path: Path) -> None:
     assert ran.returncode == 1
 
 
+@pytest.mark.full
 def test_a_silent_program_is_a_timeout(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"KIND = 'silence'\n{BAD}")
     words = started("local_batch=8", "launch=torchrun", "launch.stall_timeout_seconds=2")

@@ -26,6 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "compared.html"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("scheme", "background"), [("light", LIGHT), ("dark", DARK)])
 def test_a_comparison_looks_like_a_report(
     browser: Any, path: Path, scheme: str, background: str
@@ -52,6 +53,7 @@ def test_a_comparison_runs_only_its_own_script(path: Path) -> None:
     assert path.read_text().count("<script") == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_in_a_comparison(browser: Any, path: Path, scheme: str) -> None:
     axe = pytest.importorskip("axe_core_python", reason="no axe-core-python")
@@ -65,6 +67,7 @@ def test_axe_finds_nothing_in_a_comparison(browser: Any, path: Path, scheme: str
     assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
 
 
+@pytest.mark.full
 def test_a_reader_of_a_comparison_chooses_the_look(browser: Any, path: Path) -> None:
     said: list[str] = []
     page = browser.new_page()
@@ -79,6 +82,7 @@ def test_a_reader_of_a_comparison_chooses_the_look(browser: Any, path: Path) -> 
     assert said == []
 
 
+@pytest.mark.full
 def test_a_comparison_is_there_where_no_script_runs(browser: Any, path: Path) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto(path.as_uri())

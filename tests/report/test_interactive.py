@@ -93,6 +93,7 @@ def test_the_first_screen_answers(browser: Any, path: Path, study: analysis.Stud
             assert page.get_attribute(f"#{chart}", "aria-label").startswith(label)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
 def test_the_first_screen_has_all_of_the_answer(
     browser: Any, path: Path, width: int, height: int
@@ -188,6 +189,7 @@ ODD_LINKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "links",
     [ODD_LINKS[::4], pytest.param(ODD_LINKS, marks=pytest.mark.full)],
@@ -208,6 +210,7 @@ def test_a_link_that_is_not_understood_shows_the_defaults(
             assert page.is_hidden("#misread"), odd
 
 
+@pytest.mark.full
 def test_a_price_is_typed(browser: Any, path: Path) -> None:
     with opened(browser, path, "objective=money") as page:
         once = {row["name"]: row["seconds"] for row in rows(page, "map")}
@@ -222,6 +225,7 @@ def test_a_price_is_typed(browser: Any, path: Path) -> None:
         assert "--price-per-worker-hour 2.5" in page.inner_text("#next code")
 
 
+@pytest.mark.full
 def test_what_the_pointer_is_on_stands_out_everywhere(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         x, y = page.evaluate(_PLACE_OF_A_CELL)
@@ -373,6 +377,7 @@ def test_both_drawings_of_the_map_show_the_same(
     assert f"★ {numbers[stars[0]]:.3g}" in texts
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("metric", ["test_accuracy", "test_loss"])
 def test_times_to_targets_equal_those_of_python(
     browser: Any, path: Path, study: analysis.Study, metric: str
@@ -404,6 +409,7 @@ CURVES: list[list[float | None]] = [
 ]
 
 
+@pytest.mark.full
 def test_odd_curves_reach_targets_as_in_python(browser: Any, path: Path) -> None:
     from bsweep.analysis.targets import crossings
 
@@ -518,6 +524,7 @@ def test_the_energy_to_the_target_is_that_of_python(
         assert " --objective joules" in page.inner_text(".first")
 
 
+@pytest.mark.full
 def test_a_command_is_copied_and_composes(browser: Any, path: Path) -> None:
     with opened(browser, path, "cell=256x4") as page:
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -531,6 +538,7 @@ def test_a_command_is_copied_and_composes(browser: Any, path: Path) -> None:
     assert (config.num_workers, config.local_batch, config.seed) == (4, 64, SEEDS)
 
 
+@pytest.mark.full
 def test_a_cell_that_missed_the_target_has_its_place_and_can_be_selected(
     browser: Any, path: Path
 ) -> None:
@@ -570,6 +578,7 @@ def test_links_restore_views(browser: Any, path: Path) -> None:
         assert any(row["smooth"] != row["y"] for row in rows(page, "curves"))
 
 
+@pytest.mark.full
 def test_the_table_sorts_searches_and_hides_columns(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         page.click('[data-sort="global_batch"]')
@@ -588,6 +597,7 @@ def test_the_table_sorts_searches_and_hides_columns(browser: Any, path: Path) ->
         assert page.locator('[data-sort="seed"]').count() == 0
 
 
+@pytest.mark.full
 def test_the_page_of_a_run_tells_all_of_it(browser: Any, path: Path, study: analysis.Study) -> None:
     run_id = next(run for run in study.runs["run_id"] if run.startswith("b8_"))
     with opened(browser, path) as page:
@@ -632,6 +642,7 @@ def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
         assert "\n=1+1" not in text
 
 
+@pytest.mark.full
 def test_the_policy_allows_the_pages_own_scripts_alone(browser: Any, path: Path) -> None:
     policy = re.search(r'Security-Policy" content="([^"]*)"', path.read_text())
     assert policy is not None
@@ -647,6 +658,7 @@ def test_the_policy_allows_the_pages_own_scripts_alone(browser: Any, path: Path)
 OF_A_RUN = "run=b64_w4_horovod_s0_lr_rulelinear"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fragment", "scheme"),
     [
@@ -665,6 +677,7 @@ def test_axe_finds_nothing(browser: Any, path: Path, scheme: str, fragment: str)
     assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
 
 
+@pytest.mark.full
 def test_keys_reach_all_controls(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         reached = []
@@ -679,6 +692,7 @@ def test_keys_reach_all_controls(browser: Any, path: Path) -> None:
         assert sum(row["is_picked"] for row in rows(page, "map")) == 1
 
 
+@pytest.mark.full
 def test_saved_files_hold_what_a_chart_shows(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         for kind, begins in (("PNG", b"\x89PNG"), ("SVG", b"<svg"), ("CSV", b"global_batch")):

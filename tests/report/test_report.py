@@ -413,6 +413,7 @@ def test_a_run_that_ended_early_was_not_as_long_as_planned(tmp_path: Path) -> No
     assert "s of training and test accuracy" in analysis.winner(study)[0]
 
 
+@pytest.mark.full
 def test_three_seeds_have_an_interval(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1,), seeds=3)
     fastest, *_ = analysis.headlines(bsweep.load(tmp_path / "s"))

@@ -65,6 +65,7 @@ LOOKS = """() => Object.fromEntries(["color", "shape"].map((of) => {
 }))"""
 
 
+@pytest.mark.full
 def test_a_strategy_has_one_colour_and_a_way_its_own_shape(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         ways = page.evaluate(LOOKS)
@@ -79,6 +80,7 @@ def test_a_strategy_has_one_colour_and_a_way_its_own_shape(browser: Any, path: P
     assert len(drawn) == len(names)
 
 
+@pytest.mark.full
 def test_names_of_cells_are_whole_on_a_phone(browser: Any, path: Path) -> None:
     def drawn() -> tuple[set[str], float]:
         with opened(browser, path, viewport=PHONE) as page:
@@ -92,6 +94,7 @@ def test_names_of_cells_are_whole_on_a_phone(browser: Any, path: Path) -> None:
     assert height > 12 * sum(name.count("\n") + 1 for name in names)
 
 
+@pytest.mark.full
 def test_bars_of_few_workers_are_beside_their_names_middle(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         memory = rows(page, "split_memory")
@@ -101,6 +104,7 @@ def test_bars_of_few_workers_are_beside_their_names_middle(browser: Any, path: P
     assert {tuple(sorted(of_cell)) for of_cell in places.values()} == {(1, 2), (0, 1, 2, 3)}
 
 
+@pytest.mark.full
 def test_charts_follow_the_filters(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         go(page, **{"filter.strategy": "tensor"})
@@ -130,6 +134,7 @@ def test_a_page_of_one_run_has_no_empty_controls(browser: Any, tmp_path: Path) -
         assert "Runs with a curve here: 1 of 1." in page.inner_text("#curves-say")
 
 
+@pytest.mark.full
 def test_a_map_without_a_target_is_hidden(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         assert page.is_visible("#times") == (page.locator("#map canvas").count() > 0)

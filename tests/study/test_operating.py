@@ -181,6 +181,7 @@ def test_two_sweeps_on_one_study_share_its_points_and_both_complete(tmp_path: Pa
     assert status(tmp_path)["counts"] == {"completed": 3}
 
 
+@pytest.mark.full
 def test_stop_ends_all_sweeps_of_a_study(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=2,4", "epochs=100000", *ALONE, *QUICK)
     # As scripts start it.
