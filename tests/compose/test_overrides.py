@@ -28,7 +28,7 @@ from bsweep.config.run import GROUPS, RunConfig, names, variants
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
 from bsweep.study import attempts
-from tests.support.running import TINY, bsweep, compose, tool
+from tests.support.running import TINY, compose, ran_ok, tool
 
 Type = Callable[..., tuple[int, str]]
 LONG = "a" * 5000
@@ -170,7 +170,7 @@ def test_the_largest_seed_trains_and_is_read(tmp_path: Path) -> None:
         "epochs=1",
         f"seed={seed}",
     )
-    assert bsweep("run", *point, cwd=tmp_path).returncode == 0
+    ran_ok("run", *point, cwd=tmp_path)
     assert list(library.load(tmp_path / "results/default").runs["seed"]) == [seed]
 
 

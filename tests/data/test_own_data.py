@@ -27,7 +27,7 @@ from bsweep.data.pictures import Unfit
 from bsweep.data.torchvision import splits
 from bsweep.report import headlines
 from bsweep.runlog.reading import read_records
-from tests.support.running import bsweep, compose, summaries
+from tests.support.running import bsweep, compose, ran_ok, summaries
 
 CPU = torch.device("cpu")
 
@@ -224,8 +224,7 @@ LONE = (
 def test_a_run_on_data_of_ones_own_keeps_the_code(folder: Path) -> None:
     (folder / "code").mkdir()
     (folder / "mydata.py").rename(folder / "code/mydata.py")
-    result = bsweep("run", "data=own", "data.target=code/mydata.py:images", *LONE, cwd=folder)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", "data=own", "data.target=code/mydata.py:images", *LONE, cwd=folder)
     (run,) = (folder / "results/s").glob("b8_*")
     (kept,) = (run / "own").glob("*/mydata.py")
     assert kept.read_text() == FILE
@@ -241,8 +240,7 @@ def test_noise_has_no_fastest_cell_and_no_recommendation(folder: Path) -> None:
     """Two random classes are guessed with an accuracy near 0.5, whatever the batch size."""
     of_noise = ("data=own", "data.target=mydata.py:noise", "model=tiny_cnn", "study=s")
     alone = ("launch=inline", "strategy=single", "epochs=3")
-    result = bsweep("run", "-m", *of_noise, *alone, "local_batch=32,128,450", cwd=folder)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", "-m", *of_noise, *alone, "local_batch=32,128,450", cwd=folder)
     study = analysis.load(folder / "results/s")
     assert set(study.runs["num_classes"]) == {2}
     assert study.runs["test_accuracy"].between(0.3, 0.64).all()  # 0.63 is beyond chance

@@ -17,7 +17,7 @@ from bsweep.config.data import TextConfig
 from bsweep.data import cache
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records, read_summary
-from tests.support.running import bsweep, imported_first, write_text
+from tests.support.running import bsweep, imported_first, ran_ok, write_text
 
 CPU = torch.device("cpu")
 
@@ -182,8 +182,7 @@ def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
         "strategy=single",
         "study=s",
     )
-    result = bsweep("run", "--report", *arguments, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("run", "--report", *arguments, cwd=tmp_path)
     assert "tokens/s" in result.stderr
     assert "images/s" not in result.stderr
     for table in ("runs.csv", "provenance.csv"):

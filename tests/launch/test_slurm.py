@@ -22,7 +22,18 @@ from bsweep.launch import environment, failure, preflight, srun
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.study import states
-from tests.support.running import HOSTS, ROOT, TINY, bsweep, compose, forks, popen, summaries, tool
+from tests.support.running import (
+    HOSTS,
+    ROOT,
+    TINY,
+    bsweep,
+    compose,
+    forks,
+    popen,
+    ran_ok,
+    summaries,
+    tool,
+)
 from tests.support.synthetic_study import META, write_run
 
 pytestmark = pytest.mark.full
@@ -294,8 +305,7 @@ def events(folder: Path, study: str) -> list[str]:
 @pytest.fixture(scope="module")
 def undisturbed(cluster: Path) -> list[float]:
     """The losses of the long point, as torchrun has trained it on one machine."""
-    whole = bsweep("run", *GRID, *LONG, "strategy=allreduce", "study=whole", cwd=cluster)
-    assert whole.returncode == 0, whole.stderr
+    ran_ok("run", *GRID, *LONG, "strategy=allreduce", "study=whole", cwd=cluster)
     ((_, found),) = losses(cluster, "whole")
     return found
 
@@ -343,8 +353,7 @@ def test_srun_trains_on_two_nodes_what_torchrun_does_on_one(cluster: Path) -> No
     assert len(list(cluster.glob("results/srun/b*/logs/launcher.log"))) == 1, (
         "one step has trained both points"
     )
-    there = bsweep("run", "-m", *points, "strategy=allreduce", "study=torchrun", cwd=cluster)
-    assert there.returncode == 0, there.stderr
+    ran_ok("run", "-m", *points, "strategy=allreduce", "study=torchrun", cwd=cluster)
     ours, theirs = losses(cluster, "srun"), losses(cluster, "torchrun")
     assert [values for _, values in ours] == [values for _, values in theirs]
 

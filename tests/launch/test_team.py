@@ -21,7 +21,7 @@ from bsweep.train import team_worker
 from bsweep.train.team_worker import TeamPaths
 from tests.study.test_run import runs
 from tests.support.gpus import on_gpus
-from tests.support.running import TINY, bsweep, compose, imported_first, summaries
+from tests.support.running import TINY, bsweep, compose, imported_first, ran_ok, summaries
 
 POINT = (*TINY, "model=tiny_cnn", "epochs=2", "log_every_steps=1")
 STRATEGIES = {
@@ -80,8 +80,7 @@ def test_processes_that_trained_a_point_train_the_next_as_fresh_ones_do(
             f"study={study}",
             f"launch.reuse={reuse}",
         )
-        result = bsweep("run", *grid, *given, cwd=tmp_path)
-        assert result.returncode == 0, result.stderr
+        ran_ok("run", *grid, *given, cwd=tmp_path)
     workers = [int(count) for count in counts.split(",")]
     assert launched(tmp_path, "reused") == [(count, 8) for count in workers], (
         "the first of each worker count"
@@ -100,8 +99,7 @@ def test_a_point_gives_its_gpu_memory_back(tmp_path: Path, strategy: str) -> Non
     point = (f"strategy={strategy}", "num_workers=2", "epochs=1", *images)
     for study, batches in (("s", "512,8"), ("lone", "8")):
         words = ("-m", f"local_batch={batches}", f"study={study}", *point)
-        result = bsweep("run", *words, cwd=tmp_path, fresh=True)
-        assert result.returncode == 0, result.stderr
+        ran_ok("run", *words, cwd=tmp_path, fresh=True)
     assert launched(tmp_path, "s") == [(2, 512)]
     epochs = [
         (study, r)

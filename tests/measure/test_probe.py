@@ -21,7 +21,7 @@ from bsweep.core.uneven import batch_by_flops, by_seconds, steps_by_flops
 from bsweep.measure import probe_worker
 from bsweep.runlog.probe_file import Probe
 from bsweep.train.job import Job
-from tests.support.running import bsweep, compose, imported_first, summaries
+from tests.support.running import bsweep, compose, imported_first, ran_ok, summaries
 
 DATA = (
     "data=synthetic",
@@ -72,8 +72,7 @@ if not any("resource_tracker" in word for word in sys.orig_argv):
 
 
 def probed(tmp_path: Path, *overrides: str) -> tuple[RunConfig, Probe]:
-    result = bsweep("probe", *overrides, cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
+    ran_ok("probe", *overrides, cwd=tmp_path)
     config = compose(*overrides, f"results_dir={tmp_path}/results")
     return config, allocation.read_probe(config)
 
@@ -81,8 +80,7 @@ def probed(tmp_path: Path, *overrides: str) -> tuple[RunConfig, Probe]:
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("uneven")
-    result = bsweep("probe", *UNEVEN, "allocation=hybrid", cwd=folder, fresh=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = ran_ok("probe", *UNEVEN, "allocation=hybrid", cwd=folder, fresh=True)
     return folder, result.stdout + result.stderr
 
 
@@ -167,8 +165,7 @@ LONE = (*POINT, "num_workers=1", "launch=inline", "strategy=single", "launch.mem
 @pytest.mark.full
 def test_a_batch_that_does_not_fit_ends_a_probe(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOILT)
-    result = bsweep("probe", *LONE, cwd=tmp_path, env=imported_first(tmp_path))
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = ran_ok("probe", *LONE, cwd=tmp_path, env=imported_first(tmp_path))
     (found,) = json.loads((tmp_path / "results/s/probe.json").read_text())["workers"]
     assert [batch["local_batch"] for batch in found["batches"]] == [1, 2, 4, 8]
     assert found["stopped_by"] == "out_of_memory"
@@ -195,8 +192,7 @@ def test_training_at_probed_batches_stays_within_probed_memory(
         "strategy.sync_every=1",
         "local_batch=120",
     )
-    result = bsweep("run", *UNEVEN, *more, probe, cwd=tmp_path, fresh=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    ran_ok("run", *UNEVEN, *more, probe, cwd=tmp_path, fresh=True)
 
 
 @pytest.mark.full
@@ -224,8 +220,7 @@ def test_any_strategy_is_probed(overrides: tuple[str, ...], tmp_path: Path) -> N
 def test_an_experiment_is_probed_at_its_first_point_into_a_file_of_choice(tmp_path: Path) -> None:
     small = (*DATA, "data.num_train=20", "model=tiny_cnn", "~data.side", "~model.stem")
     overrides = ("experiment=quickstart", *small, "allocation=batch_by_memory")
-    result = bsweep("probe", *overrides, "allocation.probe=p/q.json", "seed=3,4", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("probe", *overrides, "allocation.probe=p/q.json", "seed=3,4", cwd=tmp_path)
     found: dict[str, Any] = json.loads((tmp_path / "p/q.json").read_text())
     assert [worker["largest_batch"] for worker in found["workers"]] == [20]
     for words in (

@@ -22,7 +22,7 @@ from bsweep.runlog.profile_file import Anatomy
 from bsweep.train import graph_capture, step, worker
 from bsweep.train.job import Job
 from tests.support.gpus import on_gpus
-from tests.support.running import TINY, bsweep, compose
+from tests.support.running import TINY, compose, ran_ok
 
 POINT = (*TINY, "model=tiny_cnn", "local_batch=8", "study=s", "epochs=1")
 ALONE = (*POINT, "strategy=single", "launch=inline")
@@ -103,8 +103,7 @@ def ranges(trace: Path) -> set[str]:
 
 
 def test_a_worker_in_this_process_is_profiled(tmp_path: Path) -> None:
-    result = bsweep("profile", *ALONE, "local_batch=4,8", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("profile", *ALONE, "local_batch=4,8", cwd=tmp_path)
     assert "taking local_batch=4, the first of" in result.stderr
     *_, sentence, trace = result.stdout.splitlines()
     assert ranges(tmp_path / trace) >= {
@@ -125,8 +124,7 @@ def test_a_worker_in_this_process_is_profiled(tmp_path: Path) -> None:
 )
 def test_workers_are_profiled_together(overrides: tuple[str, ...], tmp_path: Path) -> None:
     point = (*POINT, "num_workers=2", *overrides)
-    result = bsweep("profile", *point, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("profile", *point, cwd=tmp_path)
     config = compose(*point, f"results_dir={tmp_path}/results")
     workers = profile_file.read_anatomies(config)
     parts = {*COMPUTING, "exchange", "optimizer", "loop"}

@@ -15,7 +15,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.runlog.probe_file import ProbedSplit, SplitBatch
 from bsweep.study import side_runs, split_probe
-from tests.support.running import bsweep, compose, summaries
+from tests.support.running import bsweep, compose, ran_ok, summaries
 
 POINT = (
     "data=synthetic", "data.num_train=2400", "data.num_test=20", "data.shape=[3,64,64]",
@@ -27,8 +27,7 @@ LIMIT = "launch.memory_limit_mb=[20,20]"
 
 def probed(folder: Path, *words: str) -> list[dict[str, Any]]:
     """Probe a point, and return the ways of splitting in the study's file."""
-    result = bsweep("probe", *POINT, *words, cwd=folder, timeout=600)
-    assert result.returncode == 0, result.stdout + result.stderr
+    ran_ok("probe", *POINT, *words, cwd=folder, timeout=600)
     found: list[dict[str, Any]] = json.loads((folder / "results/s/probe.json").read_text())[
         "splits"
     ]
@@ -51,8 +50,7 @@ def test_each_way_of_splitting_has_its_largest_batch_in_one_file(tmp_path: Path)
     assert pipeline["probed"]["strategy.microbatches"] == 8
     assert [batch["local_batch"] for batch in pipeline["batches"]] == [8, 16]
     assert pipeline["stopped_by"] == "examples"
-    again = bsweep("probe", *POINT, "strategy=ddp", "local_batch=8", LIMIT, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
+    ran_ok("probe", *POINT, "strategy=ddp", "local_batch=8", LIMIT, cwd=tmp_path)
     whole = json.loads((tmp_path / "results/s/probe.json").read_text())
     assert [one["probed"]["strategy.name"] for one in whole["splits"]] == ["sharded", "pipeline"]
     assert len(whole["workers"]) == 2

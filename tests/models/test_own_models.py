@@ -22,7 +22,7 @@ from bsweep.data.info import DataInfo
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.study import branching
-from tests.support.running import TINY, bsweep, compose
+from tests.support.running import TINY, bsweep, compose, ran_ok
 
 ALONE = ("strategy=single", "launch=inline")
 MODELS = """\
@@ -381,8 +381,7 @@ def runs(folder: Path) -> list[RunPaths]:
 def test_a_sweep_over_options_and_a_changed_file_are_runs_of_their_own(folder: Path) -> None:
     point = ("local_batch=8", *TINY, *ALONE, "epochs=1", "study=s", "model=own")
     options = ("model.target=mine.py:flat", "model.options.width=3,5", "model.options={norm: true}")
-    result = bsweep("run", "-m", *point, *options, cwd=folder)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", "-m", *point, *options, cwd=folder)
     sizes = {
         paths.folder.name: read_records(paths.metrics)[0][0]["num_parameters"]
         for paths in runs(folder)
@@ -428,5 +427,4 @@ def summaries(folder: Path) -> list[dict[str, str]]:
 
 def test_a_model_may_have_volumes(folder: Path) -> None:
     words = ("model=own", "model.target=mine.py:volumes", "local_batch=8", "epochs=1", "study=s")
-    result = bsweep("run", *TINY, *ALONE, *words, cwd=folder)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", *TINY, *ALONE, *words, cwd=folder)

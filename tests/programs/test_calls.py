@@ -12,7 +12,7 @@ import pytest
 
 from bsweep.programs.adapters.calls import Calls
 from tests.programs.test_joined import reports, run_in
-from tests.support.running import bsweep
+from tests.support.running import ran_ok
 
 
 def test_a_step_takes_the_time_of_its_loading_alone(tmp_path: Path) -> None:
@@ -92,11 +92,10 @@ assert not foreign and sys.prefix.endswith("bare"), (foreign, sys.prefix)
 def test_an_interpreter_without_packages_takes_part(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     (tmp_path / "train.py").write_text(BARE)
-    done = bsweep(
+    ran_ok(
         *("run", "program=own", "program.command='python train.py'", "local_batch=4", "study=s"),
         *("epochs=2", "launch=inline", f"program.python={tmp_path / 'bare/bin/python'}"),
         cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     (summary,) = tmp_path.glob("results/s/*/summary.json")
     assert json.loads(summary.read_text())["status"] == "completed"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.running import ROOT, bsweep
+from tests.support.running import ROOT, ran_ok
 
 EXAMPLES = ROOT / "scripts/examples/programs"
 PYTHON = "BSWEEP_PROGRAMS_PYTHON"
@@ -29,12 +29,11 @@ NEEDS = {
 
 def records_of(folder: Path, *words: str, timeout: float = 240) -> list[dict[str, Any]]:
     """Run a point of two epochs, and return its records."""
-    done = bsweep(
+    ran_ok(
         *("run", "program=own", "local_batch=32", "epochs=2", "study=s", *words),
         cwd=folder,
         timeout=timeout,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     (path,) = folder.glob("results/s/*/metrics.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running import bsweep, on
+from tests.support.running import on, ran_ok
 
 TRAIN = """\
 import os, platform, bsweep
@@ -38,8 +38,7 @@ def test_a_program_on_two_hosts_ends_at_its_target_on_both(
         "target_accuracy=0.8",
         "study=s",
     )
-    result = bsweep("run", *arguments, cwd=tmp_path, prefix=on("h1"))
-    assert result.returncode == 0, result.stdout + result.stderr
+    ran_ok("run", *arguments, cwd=tmp_path, prefix=on("h1"))
     first, second = ((tmp_path / f"rank{rank}").read_text().split() for rank in (0, 1))
     assert first == ["h1", "3", "True", "10.213.7.1"]
     assert second[:3] == ["h2", "3", "True"]

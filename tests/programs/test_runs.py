@@ -16,7 +16,7 @@ import pytest
 
 import bsweep as bsweep_package
 from bsweep.analysis import load, noise_scale
-from tests.support.running import Fork, bsweep, forks, summaries
+from tests.support.running import Fork, bsweep, forks, ran_ok, summaries
 
 PACKAGE = Path(bsweep_package.__file__).parent
 
@@ -67,8 +67,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def test_a_program_records_what_it_reports(folder: Path) -> None:
-    ran = bsweep(*started("local_batch=8", "epochs=2", "launch=inline"), cwd=folder)
-    assert ran.returncode == 0, ran.stderr
+    ran_ok(*started("local_batch=8", "epochs=2", "launch=inline"), cwd=folder)
     (start,) = records(folder, "start")
     assert (start["num_train"], start["num_test"], start["num_classes"]) == (64, 10, 2)
     assert start["learning_rate"] is None
@@ -110,7 +109,7 @@ def _stop_after(
         if by_signal:
             os.kill(sweep.pid, signal.SIGTERM)
         else:
-            assert bsweep("stop", "results/s", cwd=folder).returncode == 0
+            ran_ok("stop", "results/s", cwd=folder)
         sweep.wait(60)
     finally:
         sweep.kill()
@@ -121,8 +120,7 @@ def test_a_stopped_program_resumes_at_its_last_whole_epoch(folder: Path) -> None
     words = started("local_batch=8", "epochs=2", "launch=inline", options)
     _stop_after(folder, words, '"epoch": 2', by_signal=True)
     assert summary(folder)["status"] == "interrupted"
-    ran = bsweep("resume", "results/s", cwd=folder)
-    assert ran.returncode == 0, ran.stderr
+    ran_ok("resume", "results/s", cwd=folder)
     assert [epoch["num_steps"] for epoch in records(folder, "epoch")] == [10, 10]
 
 
@@ -147,8 +145,7 @@ def test_a_killed_program_resumes(folder: Path) -> None:
     options = "program.options={saves: 1, dies_in: 2}"
     ran = bsweep(*words, options, cwd=folder)
     assert "SIGKILL" in ran.stdout + ran.stderr
-    ran = bsweep(*words, options, cwd=folder)
-    assert ran.returncode == 0, ran.stderr
+    ran_ok(*words, options, cwd=folder)
     epochs = records(folder, "epoch")
     assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3]
     assert (folder / "steps0").read_text() == "8 False"
@@ -260,8 +257,7 @@ def test_a_program_runs_where_and_with_what_it_was_told(tmp_path: Path) -> None:
         "program.environment={WHO: me}",
         "program.files=[train.py, beside.py]",
     )
-    ran = bsweep(*started("local_batch=8", "epochs=1", "launch=inline", *options), cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    ran_ok(*started("local_batch=8", "epochs=1", "launch=inline", *options), cwd=tmp_path)
     assert next(tmp_path.glob("results/s/b*/logs/rank.0/stdout")).read_text().startswith("another")
     kept = {path.name for path in tmp_path.glob("results/s/b*/own/program/*")}
     assert kept == {"train.py", "beside.py"}
@@ -302,7 +298,7 @@ def test_a_program_reports_its_noise_scale(tmp_path: Path) -> None:
 
 def test_the_options_of_a_program_are_columns(folder: Path) -> None:
     words = started("local_batch=8", "epochs=1", "launch=inline", "program.options.width=1,2")
-    assert bsweep(*words, cwd=folder).returncode == 0
+    ran_ok(*words, cwd=folder)
     study = load(folder / "results/s")
     assert sorted(study.runs["program.options.width"]) == [1, 2]
     assert study.epochs["exchange_seconds"].isna().all()
@@ -326,8 +322,7 @@ def test_what_measures_builtin_training_refuses_programs(folder: Path, command: 
 def test_a_program_that_was_killed_is_retried_where_it_saved(folder: Path) -> None:
     words = started("local_batch=8", "epochs=3", "launch=torchrun", "launch.retries=1")
     options = "program.options={saves: 1, dies_in: 2}"
-    ran = bsweep(*words, options, cwd=folder)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran_ok(*words, options, cwd=folder)
     assert [epoch["epoch"] for epoch in records(folder, "epoch")] == [1, 2, 3]
     assert [event["event"] for event in records(folder, "event")] == ["resumed", "retried"]
     assert "SIGKILL" in records(folder, "event")[1]["message"]
@@ -370,8 +365,7 @@ def test_nothing_of_a_program_outlives_its_run(tmp_path: Path) -> None:
 def test_recommend_learns_how_many_examples_a_program_has(folder: Path) -> None:
     words = started("local_batch=8,16", "epochs=3", "launch=inline")[1:]
     options = ("program.options={steps: 20, seconds: 0.01}", "--target-accuracy", "0.7")
-    ran = bsweep("recommend", *words, *options, "--budget", "60s", cwd=folder)
-    assert ran.returncode == 0, ran.stderr
+    ran = ran_ok("recommend", *words, *options, "--budget", "60s", cwd=folder)
     assert "Fastest to a test accuracy of 0.7" in ran.stdout
     kept = json.loads((folder / "results/s/recommend.json").read_text())
     assert kept["num_train"] == 64

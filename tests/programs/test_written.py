@@ -14,7 +14,7 @@ import pytest
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.programs.written import Report, Written
-from tests.support.running import bsweep, compose
+from tests.support.running import compose, ran_ok
 
 NAMES = ("program.fields.train_loss=loss", "program.fields.test_accuracy=acc")
 
@@ -211,8 +211,7 @@ def test_a_script_is_recorded_without_a_change(tmp_path: Path) -> None:
         "launch=inline",
         "study=s",
     )
-    result = bsweep("run", *words, *NAMES, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", *words, *NAMES, cwd=tmp_path)
     tables = [json.loads(p.read_text()) for p in (tmp_path / "results/s").glob("*/summary.json")]
     assert [one["test_accuracy"] for one in tables] == [0.51, 0.51]
     assert all(0.2 < one["train_seconds"] < 20 for one in tables)
@@ -232,8 +231,7 @@ def test_a_script_that_goes_on_ends_at_the_target(tmp_path: Path) -> None:
         "launch=inline",
         "study=s",
     )
-    result = bsweep("run", *words, *NAMES, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", *words, *NAMES, cwd=tmp_path)
     (summary,) = (tmp_path / "results/s").glob("*/summary.json")
     assert json.loads(summary.read_text())["epochs"] < 100
     with (tmp_path / "log.csv").open() as file:

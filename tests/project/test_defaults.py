@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bsweep.cli import run_help
-from tests.support.running import bsweep, summaries
+from tests.support.running import ran_ok, summaries
 
 
 def first_example() -> list[str]:
@@ -20,7 +20,6 @@ def first_example() -> list[str]:
 @pytest.mark.full
 @pytest.mark.parametrize("words", [[], ["data=digits", "local_batch=32"]])
 def test_what_is_typed_first_learns_the_digits(words: list[str], tmp_path: Path) -> None:
-    result = bsweep("run", *(words or first_example()), cwd=tmp_path, timeout=900)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", *(words or first_example()), cwd=tmp_path, timeout=900)
     (summary,) = summaries(tmp_path, "default").values()
     assert summary["test_accuracy"] >= 0.9

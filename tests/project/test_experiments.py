@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from bsweep.config.parsing import conf_dir
-from tests.support.running import TINY, bsweep, summaries, tool, write_text
+from tests.support.running import TINY, ran_ok, summaries, tool, write_text
 
 pytestmark = pytest.mark.full
 
@@ -54,8 +54,7 @@ def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Pat
         if values and axis not in SHRUNK_AXES
     ]
     report = ["--report"] * (experiment not in ALIKE)
-    result = bsweep("run", *report, "-m", *shrunk(experiment), *first, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("run", *report, "-m", *shrunk(experiment), *first, cwd=tmp_path)
     (end,) = tmp_path.glob("results/*/*/summary.json")
     assert json.loads(end.read_text())["status"] == "completed"
     if report:
@@ -69,8 +68,7 @@ def test_the_quickstart_learns_at_its_largest_global_batch(tmp_path: Path) -> No
     start.
     """
     lone = ("local_batch=512", "num_workers=1", "launch=inline", "strategy=single", "study=s")
-    result = bsweep("run", "experiment=quickstart", *lone, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", "experiment=quickstart", *lone, cwd=tmp_path)
     (end,) = summaries(tmp_path).values()
     assert end["num_steps"] == 12
     assert end["test_accuracy"] > 0.7
@@ -90,8 +88,7 @@ def test_a_sweep_over_allocations_prints_the_idle_seconds_of_each_node(tmp_path:
         "allocation=uniform,steps_by_flops",
         "local_batch=2",
     )
-    result = bsweep("run", *point, *shrunk, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("run", *point, *shrunk, cwd=tmp_path)
     head, uniform, by_flops = result.stdout.splitlines()[-3:]
     assert head.split()[:3] == ["variant", "node", "1"]
     assert "change (%)" in head

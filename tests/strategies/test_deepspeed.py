@@ -14,7 +14,7 @@ import torch
 import bsweep as bsweep_package
 from bsweep.runlog.files import RunPaths
 from tests.study.test_run import runs
-from tests.support.running import TINY, bsweep, struck
+from tests.support.running import TINY, bsweep, ran_ok, struck
 from tests.train.test_resume import check_equal
 
 POINT = (
@@ -56,7 +56,7 @@ def test_workers_reach_the_weights_of_ddp(
     ours, theirs = (f"strategy=deepspeed strategy.stage={stage}".split(), ["strategy=ddp"])
     for study, how in (("ours", ours), ("theirs", theirs)):
         words = (*POINT, *how, *more, "keep_weights=true", f"study={study}")
-        assert bsweep("run", *words, cwd=tmp_path).returncode == 0
+        ran_ok("run", *words, cwd=tmp_path)
     (ours_paths,), (theirs_paths,) = runs(tmp_path, "ours"), runs(tmp_path, "theirs")
     found, expected = weights(ours_paths), weights(theirs_paths)
     assert found.keys() == expected.keys()
@@ -72,6 +72,5 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, stage: int) -> None:
     killed = bsweep("run", *point, "study=s", "checkpoint_every=1", cwd=tmp_path, env=env)
     assert killed.returncode == 1, killed.stderr
     for study in ("s", "whole"):
-        again = bsweep("run", *point, f"study={study}", "checkpoint_every=1", cwd=tmp_path)
-        assert again.returncode == 0, again.stderr
+        ran_ok("run", *point, f"study={study}", "checkpoint_every=1", cwd=tmp_path)
     check_equal(tmp_path)

@@ -30,7 +30,7 @@ from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends 
     _end_processes,
     trained,
 )
-from tests.support.running import TINY, bsweep, compose, imported_first, write_text
+from tests.support.running import TINY, compose, imported_first, ran_ok, write_text
 
 UNEVEN = {
     2: (
@@ -337,8 +337,7 @@ def test_steps_follow_measured_speeds_whatever_the_workers_clocks_say(
         "epochs=9",
         "study=s",
     )
-    result = bsweep("run", *point, cwd=tmp_path, env=imported_first(tmp_path))
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", *point, cwd=tmp_path, env=imported_first(tmp_path))
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
     records = read_records(RunPaths(folder).metrics)[0]
     event, *_ = (record for record in records if record.get("event") == "reallocated")
@@ -378,8 +377,7 @@ def test_steps_of_a_network_aware_run_follow_the_measured_exchange(tmp_path: Pat
         "allocation.max_exchange_share=0.01",
         "study=s",
     )
-    result = bsweep("run", *point, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", *point, cwd=tmp_path)
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
     rounds = [
         record for record in read_records(RunPaths(folder).metrics)[0] if record["type"] == "round"

@@ -26,7 +26,7 @@ from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends 
     trained,
 )
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, bsweep, compose, imported_first, struck, write_text
+from tests.support.running import TINY, bsweep, compose, imported_first, ran_ok, struck, write_text
 
 BATCH, NUM_STEPS = 12, 8  # of an epoch with 91 examples, the last one of 7
 BATCHES = ("local_batch=null", f"global_batch={BATCH}")
@@ -216,8 +216,7 @@ def test_sent_gradients_are_dropped_when_they_have_arrived(tmp_path: Path) -> No
         "    PipeDream.step = step\n"
     )
     words = (*RUN, "epochs=1", "local_batch=2", "accumulation_steps=2")
-    result = bsweep("run", *words, cwd=tmp_path, env=imported_first(tmp_path), timeout=90)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", *words, cwd=tmp_path, env=imported_first(tmp_path), timeout=90)
     first, last = (
         [int(line) for line in (tmp_path / f"kept{rank}").read_text().split()] for rank in range(2)
     )
@@ -232,7 +231,7 @@ def test_checkpoints_wait_for_the_end_of_an_epoch(tmp_path: Path) -> None:
     env = struck(tmp_path, (0,), "strategies.pipedream", "PipeDream.step", 30)
     words = ("run", *RUN, "checkpoint_every=0.001s")
     assert bsweep(*words, cwd=tmp_path, env=env, timeout=90).returncode == 1
-    assert bsweep(*words, cwd=tmp_path, timeout=90).returncode == 0
+    ran_ok(*words, cwd=tmp_path, timeout=90)
     (paths,) = runs(tmp_path)
     records = read_records(paths.metrics)[0]
     (resumed,) = (record for record in records if record.get("event") == "resumed")
@@ -242,8 +241,7 @@ def test_checkpoints_wait_for_the_end_of_an_epoch(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_profile_of_steps_that_do_not_end_an_epoch(tmp_path: Path) -> None:
     words = (*RUN, "num_workers=4", "strategy.replicas=2")
-    result = bsweep("profile", *words, cwd=tmp_path, timeout=120)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("profile", *words, cwd=tmp_path, timeout=120)
     assert "backward" in result.stdout
 
 

@@ -33,7 +33,7 @@ from bsweep.study import attempts, attendance, commands, overview, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
 from bsweep.study.states import NEW, State
-from tests.support.running import TINY, Fork, bsweep, compose, forks, popen, tool
+from tests.support.running import TINY, Fork, bsweep, compose, forks, popen, ran_ok, tool
 from tests.support.synthetic_study import META, write_run
 
 ALONE = ("launch=inline", "strategy=single", "launch.threads_per_worker=1")
@@ -47,8 +47,7 @@ STEP = Step(
 
 
 def status(cwd: Path) -> dict[str, Any]:
-    result = bsweep("status", "results/s", "--json", cwd=cwd)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("status", "results/s", "--json", cwd=cwd)
     found: dict[str, Any] = json.loads(result.stdout)
     return found
 
@@ -72,8 +71,7 @@ def test_other_processes_plan_watch_stop_and_resume_a_sweep(
     tmp_path: Path,
 ) -> None:
     grid = ("-m", "local_batch=2,4", "num_workers=2", "strategy=local_sgd", "epochs=4000", *QUICK)
-    before = bsweep("plan", *grid, cwd=tmp_path)
-    assert before.returncode == 0, before.stderr
+    before = ran_ok("plan", *grid, cwd=tmp_path)
     assert "2 points: 2 new; no estimate" in before.stdout, before.stderr
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
     sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True)
@@ -91,8 +89,7 @@ def test_other_processes_plan_watch_stop_and_resume_a_sweep(
     ]
     assert all(point["worker_hours_left"] > 0 for point in plan["points"])
     assert "finished epochs" in plan["estimated_by"]
-    stopped = bsweep("stop", "results/s", cwd=tmp_path)
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    stopped = ran_ok("stop", "results/s", cwd=tmp_path)
     assert "1 interrupted" in stopped.stdout, stopped.stdout + stopped.stderr
     assert sweep.wait(30) == 130
     assert not attendance.sweeps(tmp_path / "results/s")
@@ -128,8 +125,7 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
     assert again.returncode == 1
     assert again.stderr.count("skipped, it diverged") == 2
     assert "bsweep retry" in again.stderr
-    resumed = bsweep("resume", "results/s", cwd=tmp_path)
-    assert resumed.returncode == 0
+    resumed = ran_ok("resume", "results/s", cwd=tmp_path)
     assert "nothing is left to do: 2 completed, 2 diverged" in resumed.stdout
     nothing = bsweep("retry", "results/s", "--status", "failed", cwd=tmp_path)
     assert nothing.returncode == 2
@@ -201,7 +197,7 @@ def test_stop_ends_all_sweeps_of_a_study(tmp_path: Path) -> None:
     ends = time.monotonic() + 60
     while not (tmp_path / "results/s").exists() or status(tmp_path)["counts"].get("running") != 2:
         assert time.monotonic() < ends
-    assert bsweep("stop", "results/s", cwd=tmp_path).returncode == 0
+    ran_ok("stop", "results/s", cwd=tmp_path)
     assert [sweep.wait(30) for sweep in sweeps] == [130, 130]
     assert status(tmp_path)["counts"] == {"interrupted": 2}
     assert not list(tmp_path.glob("results/s/.sweeps/*"))
@@ -351,8 +347,7 @@ def test_an_interrupt_dropped_before_a_run_ends_it_at_its_start(
 
 def test_a_plan_can_try_points_where_none_is_finished_and_leaves_no_trace(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=2,4,30", "epochs=3", *ALONE, *QUICK)
-    result = bsweep("plan", *grid, "--probe", "--json", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("plan", *grid, "--probe", "--json", cwd=tmp_path)
     plan = json.loads(result.stdout)
     assert "2 tried for a few steps" in plan["estimated_by"]
     assert plan["seconds_left"] > 0

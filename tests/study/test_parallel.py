@@ -39,7 +39,7 @@ from bsweep.trackers import live
 from tests.launch.test_team import numbers
 from tests.study.test_operating import status
 from tests.study.test_run import runs
-from tests.support.running import TINY, Fork, bsweep, compose, imported_first, summaries
+from tests.support.running import TINY, Fork, bsweep, compose, imported_first, ran_ok, summaries
 from tests.support.synthetic_study import META, write_run
 
 POINT = (
@@ -135,8 +135,7 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
     text = (tmp_path / "said").read_text()
     assert text.count("the workers save a checkpoint") == 2, text
     assert status(tmp_path)["counts"] == {"interrupted": 2, "new": 1}
-    again = bsweep("resume", "results/s", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
+    again = ran_ok("resume", "results/s", cwd=tmp_path)
     assert status(tmp_path)["counts"] == {"completed": 3}, again.stderr
     events = [
         [one["event"] for one in read_records(paths.metrics)[0] if one["type"] == "event"]
@@ -154,7 +153,7 @@ def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_pa
     with (tmp_path / "said").open("w") as said:
         sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True)
         wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
-        assert bsweep("stop", "results/s", cwd=tmp_path).returncode == 0
+        ran_ok("stop", "results/s", cwd=tmp_path)
         assert sweep.wait(60) == 130
         assert status(tmp_path)["counts"] == {"interrupted": 2}
         assert len(list(tmp_path.glob("results/s/*/checkpoint/*/complete.json"))) == 2

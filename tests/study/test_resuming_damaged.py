@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mutations import damaged, fuzz
-from tests.support.running import TINY, bsweep, struck
+from tests.support.running import TINY, bsweep, ran_ok, struck
 
 GRID = (
     "-m", "seed=0,1", "local_batch=8", "epochs=4", "checkpoint_every=1", "launch=inline",
@@ -42,8 +42,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]
     assert bsweep("run", *GRID, cwd=cwd, env=env).returncode == -9
     study = cwd / "results/s"
     shutil.copytree(study, cwd / "kept")
-    result = bsweep("resume", "results/s", cwd=cwd)
-    assert result.returncode == 0, result.stderr
+    ran_ok("resume", "results/s", cwd=cwd)
     return cwd, losses(study)
 
 

@@ -36,6 +36,7 @@ from tests.support.running import (
     forks,
     imported_first,
     popen,
+    ran_ok,
     struck,
     tool,
     workers_left,
@@ -86,8 +87,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 @pytest.mark.full
 def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
-    result = bsweep("run", "local_batch=8", "num_workers=2", *QUICK, cwd=tmp_path, fresh=True)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("run", "local_batch=8", "num_workers=2", *QUICK, cwd=tmp_path, fresh=True)
     (paths,) = runs(tmp_path)
     assert paths.folder.name.startswith("b8_w2_horovod_s0-")
     records, warning = read_records(paths.metrics)
@@ -185,15 +185,13 @@ def test_a_second_sweep_skips_completed_points_and_names_all_points(
         "strategy=single",
         *QUICK,
     )
-    first = bsweep("run", *grid, cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
+    ran_ok("run", *grid, cwd=tmp_path)
     assert len(runs(tmp_path)) == 4
     both = bsweep("run", *grid, "local_batch=8", "seed=0", "study=s,t", cwd=tmp_path)
     assert both.stderr.count("completed already") == 1
     assert len(list(tmp_path.glob("results/t/*/summary.json"))) == 1
     before = {paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)}
-    second = bsweep("run", *grid, cwd=tmp_path)
-    assert second.returncode == 0
+    second = ran_ok("run", *grid, cwd=tmp_path)
     assert second.stderr.count("completed already") == 4
     assert before == {
         paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)
@@ -209,8 +207,7 @@ def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: 
     prefix = (forks().horovodrun, "-np", "2", "--gloo")
     own = ("model=own", "model.target=mine.py:build", "model.options.width=4,8")
     point = (*TINY, "epochs=2", "study=s", "local_batch=8")
-    result = bsweep("run", "-m", *point, *own, cwd=tmp_path, prefix=prefix)
-    assert result.returncode == 0, result.stdout + result.stderr
+    ran_ok("run", "-m", *point, *own, cwd=tmp_path, prefix=prefix)
     assert [summary(paths)["num_workers"] for paths in runs(tmp_path)] == [2, 2]
     assert not list(tmp_path.rglob("launcher.log")), "no process was started for a point"
 
@@ -313,8 +310,7 @@ def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -
 
 def test_a_slowed_worker_makes_the_others_wait_and_sleeps(tmp_path: Path) -> None:
     more = ("strategy=allreduce", "launch.slowdown=[1,4]", "data.num_train=360", "model.width=64")
-    result = bsweep("run", "local_batch=30", "num_workers=2", *QUICK, *more, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", "local_batch=30", "num_workers=2", *QUICK, *more, cwd=tmp_path)
     (paths,) = runs(tmp_path)
     epochs = [record for record in read_records(paths.metrics)[0] if record["type"] == "epoch"]
     fast, slow = (
@@ -328,8 +324,7 @@ def test_a_slowed_worker_makes_the_others_wait_and_sleeps(tmp_path: Path) -> Non
 
 def test_a_codec_that_cannot_win_is_said_so_on_record(tmp_path: Path) -> None:
     point = ("local_batch=8", "num_workers=2", "compression=topk", "compression.density=1", *QUICK)
-    result = bsweep("run", *point, cwd=tmp_path)
-    assert result.returncode == 0
+    result = ran_ok("run", *point, cwd=tmp_path)
     assert "compression=topk saves no traffic with 2 workers" in result.stderr
     (paths,) = runs(tmp_path)
     assert any("saves no traffic" in warning for warning in summary(paths)["warnings"])
@@ -614,7 +609,7 @@ def test_bad_input_exits_with_2_and_starts_nothing(
 
 def test_a_study_of_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     point = ("run", "local_batch=8", "launch=inline", "strategy=single", *QUICK)
-    assert bsweep(*point, cwd=tmp_path).returncode == 0
+    ran_ok(*point, cwd=tmp_path)
     (paths,) = runs(tmp_path)
     newer = json.dumps({**summary(paths), "schema": 99, "status": "partial"})
     paths.summary.write_text(newer)
@@ -627,8 +622,7 @@ def test_a_study_of_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> 
 
 def test_more_workers_than_cores_is_a_warning_on_record(tmp_path: Path) -> None:
     workers = (os.cpu_count() or 1) + 1
-    result = bsweep("run", "local_batch=8", f"num_workers={workers}", *QUICK, cwd=tmp_path)
-    assert result.returncode == 0
+    result = ran_ok("run", "local_batch=8", f"num_workers={workers}", *QUICK, cwd=tmp_path)
     assert f"{workers} workers share" in result.stderr
     (paths,) = runs(tmp_path)
     assert any(f"{workers} workers share" in warning for warning in summary(paths)["warnings"])
@@ -779,6 +773,5 @@ def test_what_a_worker_draws_is_its_own_and_its_seeds_own(tmp_path: Path) -> Non
     "flags", [("--help",), ("--cfg", "job", "local_batch=8"), ("--info", "config", "local_batch=8")]
 )
 def test_hydra_flags_work(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    result = bsweep("run", *flags, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("run", *flags, cwd=tmp_path)
     assert "local_batch" in result.stdout

@@ -25,7 +25,7 @@ from bsweep.runlog.checkpoint_files import checkpoint_at
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.summary import ended
 from bsweep.study import attempts, attendance, states
-from tests.support.running import TINY, bsweep, compose
+from tests.support.running import TINY, bsweep, compose, ran_ok
 from tests.support.synthetic_study import META, write_run, write_study
 
 GRID = (
@@ -48,7 +48,7 @@ def runs(folder: Path) -> list[RunPaths]:
 def test_a_damaged_run_is_named_and_repeated_by_the_same_sweep(
     tmp_path: Path,
 ) -> None:
-    assert bsweep("run", *SHORT, cwd=tmp_path).returncode == 0
+    ran_ok("run", *SHORT, cwd=tmp_path)
     broken, sound = runs(tmp_path / "results/s")
     for path in (broken.metrics, broken.summary, broken.meta, broken.config):
         path.write_bytes(b"")
@@ -56,14 +56,12 @@ def test_a_damaged_run_is_named_and_repeated_by_the_same_sweep(
     assert list(study.runs["run_id"]) == [sound.folder.name]
     assert [*study.skipped] == [broken.folder.name]
     assert f"1 left out, damaged: {broken.folder.name}" in repr(study)
-    reported = bsweep("report", "results/s", cwd=tmp_path)
-    assert reported.returncode == 0
+    reported = ran_ok("report", "results/s", cwd=tmp_path)
     assert f"{broken.folder.name}: left out of the report: " in reported.stderr
     page = (tmp_path / "results/s/report/report.html").read_text()
     assert "1 run left out, not readable." in page
     before = sound.summary.stat().st_mtime_ns
-    again = bsweep("run", *SHORT, cwd=tmp_path)
-    assert again.returncode == 0
+    again = ran_ok("run", *SHORT, cwd=tmp_path)
     assert again.stderr.count("completed already") == 1
     assert sound.summary.stat().st_mtime_ns == before
     assert not package.load(tmp_path / "results/s").skipped
@@ -139,12 +137,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.full
 def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk: Path) -> None:
-    assert (
-        bsweep(
-            "run", *SHORT, f"results_dir={tiny_disk}", "local_batch=8", cwd=tiny_disk.parent
-        ).returncode
-        == 0
-    )
+    ran_ok("run", *SHORT, f"results_dir={tiny_disk}", "local_batch=8", cwd=tiny_disk.parent)
     ballast = tiny_disk / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while file.write(b"x" * 512):
@@ -166,8 +159,7 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
     launcher = failure.outcome(compose("local_batch=8"), silent, [], Path(os.devnull), [120])
     assert f"no space left for {silent.logs}. Free some space there" in launcher.message
     ballast.unlink()
-    again = bsweep("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
-    assert again.returncode == 0, again.stderr
+    again = ran_ok("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
     assert again.stderr.count("completed already") == 1, again.stderr
     assert package.load(tiny_disk / "s").runs["status"].tolist() == ["completed"] * 2
 

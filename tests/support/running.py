@@ -194,6 +194,13 @@ def bsweep(
         return subprocess.CompletedProcess(command, code, *printed)
 
 
+def ran_ok(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command as `bsweep` does; it must exit with code 0."""
+    result = bsweep(*arguments, **options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
 class Fork:
     """`python -m module arguments` without the seconds of its imports; it has what tests use of a
     `Popen`.

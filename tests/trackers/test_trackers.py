@@ -17,7 +17,7 @@ from bsweep import trackers
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.trackers import records
-from tests.support.running import TINY, bsweep, compose, imported_first
+from tests.support.running import TINY, bsweep, compose, imported_first, ran_ok
 
 pytestmark = pytest.mark.full
 
@@ -40,7 +40,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # On a busy machine, MLflow and W&B take longer than a sweep waits for them.
     patient = "import bsweep.trackers.live as live\nlive._PATIENCE_SECONDS = 600\n"
     (folder / "sitecustomize.py").write_text(patient)
-    result = bsweep(
+    result = ran_ok(
         "run",
         "-m",
         *POINT,
@@ -51,7 +51,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env=imported_first(folder),
         timeout=550,
     )
-    assert result.returncode == 0, result.stderr
     assert "warning" not in result.stderr, result.stderr
     return folder / "results/s"
 
@@ -153,8 +152,7 @@ def test_trackers_hold_all_records_and_an_export_doubles_none(study: Path) -> No
         assert in_mlflow(study / "mlflow.db") == expected
         assert in_wandb(study / "wandb") == expected
         for name in () if is_exported else trackers.NAMES:
-            result = bsweep("export", "results/s", "--to", name, cwd=study.parents[1])
-            assert result.returncode == 0, result.stderr
+            result = ran_ok("export", "results/s", "--to", name, cwd=study.parents[1])
             assert ("there already" in result.stderr) == (name == "mlflow")
 
 
@@ -179,10 +177,9 @@ def test_an_export_names_its_target_and_unreadable_runs(study: Path, tmp_path: P
 
 def test_a_tracker_that_fails_is_one_warning(tmp_path: Path) -> None:
     nowhere = {"MLFLOW_TRACKING_URI": "sqlite:////proc/nowhere/mlflow.db"}
-    result = bsweep(
+    result = ran_ok(
         "run", "-m", *POINT, "seed=0,1", "study=s", "trackers=[mlflow]", cwd=tmp_path, env=nowhere
     )
-    assert result.returncode == 0
     assert result.stderr.count("warning: mlflow: ") == 1, result.stderr
     assert "export" in result.stderr, result.stderr
     assert all(len(losses) == 2 for losses in on_record(tmp_path / "results/s").values())

@@ -18,7 +18,7 @@ from bsweep.runlog.reading import read_records
 from bsweep.study import checks
 from tests.strategies.test_equivalence import _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, bsweep, compose
+from tests.support.running import TINY, compose, ran_ok
 from tests.train.test_checkpoint import POINT, ROUNDS, untimed
 
 NUM_TRAIN, EVERY = 91, 37
@@ -105,8 +105,7 @@ def test_ending_at_the_target_does_not_change_the_steps_to_target(tmp_path: Path
     )
     target = ("evaluate_every_examples=20", "target_loss=2.1", "epochs=12")
     point = ("-m", "stop_at_target=true,false", *TINY, "model=tiny_cnn", *more, *target, "study=s")
-    result = bsweep("run", *point, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", *point, cwd=tmp_path)
     ours, theirs = sorted(runs(tmp_path), key=lambda paths: len(read_records(paths.metrics)[0]))
     for paths in (ours, theirs):
         events = [

@@ -14,7 +14,7 @@ from bsweep.data.augment import normalize
 from bsweep.runlog.reading import read_records
 from tests.data.test_data import write_image
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, bsweep
+from tests.support.running import TINY, bsweep, ran_ok
 
 MODEL = """\
 from torch import nn
@@ -48,8 +48,7 @@ def test_a_flat_folder_ends_in_weights_and_one_look_at_the_test_set(
         "optimizer.target=torch.optim:SGD",
     )
     words = ("run", *images, *shares, *code, *point)
-    result = bsweep(*words, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok(*words, cwd=tmp_path)
     (paths,) = runs(tmp_path)
     monkeypatch.chdir(tmp_path)
     said = "data.skip_broken=true left out 1 file that cannot be read as images"
@@ -102,8 +101,7 @@ def test_the_whole_of_a_split_model_is_kept(tmp_path: Path, strategy: str) -> No
     point = (*TINY, "model=tiny_cnn", "global_batch=12", "epochs=2", "keep_weights=true")
     split = ("num_workers=2", f"strategy={strategy}", "study=split")
     for words in (split, ("num_workers=1", "strategy=single", "study=one")):
-        result = bsweep("run", *point, *words, cwd=tmp_path)
-        assert result.returncode == 0, result.stderr
+        ran_ok("run", *point, *words, cwd=tmp_path)
     ours, theirs = (
         package.load_model(runs(tmp_path, study)[0].folder).state_dict()
         for study in ("split", "one")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bsweep.analysis import load
-from tests.support.running import bsweep
+from tests.support.running import ran_ok
 
 POINT = ("local_batch=16", "data.subset=64", "epochs=2", "optimizer.lr=0.001", "launch=inline")
 
@@ -27,8 +27,7 @@ def test_losses_are_those_of_torch_2_13(
     settings: tuple[str, ...], losses: list[float], rounding: float, tmp_path: Path
 ) -> None:
     """The losses were seen with torch 2.13.0 on CPUs of AMD, with one and with two threads."""
-    result = bsweep("run", *POINT, "channels_last=false", "study=s", *settings, cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
+    ran_ok("run", *POINT, "channels_last=false", "study=s", *settings, cwd=tmp_path)
     study = load(tmp_path / "results/s")
     assert study.epochs["train_loss"].tolist() == pytest.approx(losses, rel=rounding)
     assert study.runs["torch"].notna().all()

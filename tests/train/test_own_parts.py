@@ -20,7 +20,7 @@ from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
 from bsweep.study import checks
 from tests.numerics.test_optim import make_model, train
-from tests.support.running import TINY, bsweep, compose
+from tests.support.running import TINY, compose, ran_ok
 
 PARTS = """\
 import torch
@@ -251,10 +251,9 @@ def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:
         "model=own",
         "model.target=parts.py:Net",
     )
-    shipped = bsweep(
+    ran_ok(
         "run", *point, "strategy=allreduce", "optimizer.lr=0.1", "optimizer.momentum=0", cwd=folder
     )
-    assert shipped.returncode == 0, shipped.stderr
     parts = {
         "optimizer": "Shapes",
         "strategy": "Sum",
@@ -267,10 +266,9 @@ def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:
         for word in (f"{group}=own", f"{group}.target=parts.py:{name}")
     ]
     options = ("optimizer.lr=0.05", "strategy.options.scale=2", "batching.options.times=1")
-    result = bsweep(
+    ran_ok(
         "run", "-m", *point, *chosen, *options, "compression.options.limit=9.0,0.001", cwd=folder
     )
-    assert result.returncode == 0, result.stderr
     losses = {}
     for path in (folder / "results/s").glob("*/summary.json"):
         codec = read_config(path.with_name("config.yaml")).compression
@@ -300,8 +298,7 @@ def test_a_regression_is_reported_by_its_loss_alone(folder: Path) -> None:
         "optimizer.lr=0.05",
         "study=s",
     )
-    result = bsweep("run", "--report", "-m", *parts, *point, "seed=0,1", cwd=folder)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", "--report", "-m", *parts, *point, "seed=0,1", cwd=folder)
     for path in (folder / "results/s").glob("*/summary.json"):
         end = json.loads(path.read_text())
         assert end["train_accuracy"] is None

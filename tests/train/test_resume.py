@@ -26,7 +26,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from tests.strategies.test_equivalence import DIVIDED
 from tests.study.test_run import runs, summary
-from tests.support.running import ROOT, TINY, Fork, bsweep, forks, popen, struck, summaries
+from tests.support.running import ROOT, TINY, Fork, bsweep, forks, popen, ran_ok, struck, summaries
 from tests.train.test_checkpoint import untimed
 
 POINT = (
@@ -109,7 +109,7 @@ def test_a_sweep_waits_for_workers_that_a_killed_one_left(tmp_path: Path) -> Non
         )
         os.kill(int((tmp_path / "pid0").read_text()), signal.SIGCONT)
         assert again.wait(240) == 0
-    assert bsweep("run", *point, "study=whole", cwd=tmp_path).returncode == 0
+    ran_ok("run", *point, "study=whole", cwd=tmp_path)
     check_equal(tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_records_that_lack_an_epoch_are_not_resumed(tmp_path: Path) -> None:
     }
     saved.complete(facts)
     for study in ("s", "whole"):
-        assert bsweep(*point, f"study={study}", cwd=tmp_path).returncode == 0
+        ran_ok(*point, f"study={study}", cwd=tmp_path)
     check_equal(tmp_path)
 
 
@@ -156,8 +156,7 @@ def test_a_run_with_a_killed_process_resumes_bit_for_bit(
     if name == "servers" and earlier:
         flip(latest.server(0))
     for study in ("s", "whole"):
-        result = bsweep("run", *point[:-1], f"study={study}", cwd=tmp_path)
-        assert result.returncode == 0, result.stderr
+        result = ran_ok("run", *point[:-1], f"study={study}", cwd=tmp_path)
         assert "threads before" not in result.stderr
     check_equal(tmp_path)
     (event,) = (r for r in read_records(paths.metrics)[0] if r.get("event") == "resumed")
@@ -170,12 +169,11 @@ def test_a_run_with_a_killed_process_resumes_bit_for_bit(
 def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "launch.retries=1")
     env = struck(tmp_path, (1,), "train.step", "train_step", 20)
-    result = bsweep("run", "-m", "seed=0,1", *point, "study=s", cwd=tmp_path, env=env)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("run", "-m", "seed=0,1", *point, "study=s", cwd=tmp_path, env=env)
     assert "[2/2]" in result.stderr, result.stderr
     assert "[3/" not in result.stderr, result.stderr
     assert "\n  retry 1 of 1 in 1 s\n" in result.stderr
-    assert bsweep("run", "-m", "seed=0,1", *point, "study=whole", cwd=tmp_path).returncode == 0
+    ran_ok("run", "-m", "seed=0,1", *point, "study=whole", cwd=tmp_path)
     check_equal(tmp_path)
     struck_run, _ = runs(tmp_path)
     events = [r for r in read_records(struck_run.metrics)[0] if r["type"] == "event"]
@@ -226,8 +224,8 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
     assert bsweep("run", *point, "strategy=ddp", "study=s", cwd=tmp_path, env=env).returncode == 1
     (source,) = runs(tmp_path)
     on_three = (*point, "num_workers=3", "strategy=allreduce", f"resume_from={source.folder}")
-    assert bsweep("run", *point, "strategy=ddp", "study=whole", cwd=tmp_path).returncode == 0
-    assert bsweep("run", *on_three, "study=three", cwd=tmp_path).returncode == 0
+    ran_ok("run", *point, "strategy=ddp", "study=whole", cwd=tmp_path)
+    ran_ok("run", *on_three, "study=three", cwd=tmp_path)
     (whole,), (three,) = runs(tmp_path, "whole"), runs(tmp_path, "three")
     ours, theirs = records_of(three)["epoch"], records_of(whole)["epoch"]
     assert [epoch["epoch"] for epoch in ours] == [epoch["epoch"] for epoch in theirs]
@@ -242,7 +240,7 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
         f"resume_from={source.folder}",
         "study=branch",
     )
-    assert bsweep("run", *branch, cwd=tmp_path).returncode == 0
+    ran_ok("run", *branch, cwd=tmp_path)
     (other,) = load(tmp_path / "results/branch").runs.to_dict("records")
     assert other["branch_of"] == source.folder.name
     assert other["branch_steps"] == 4 * 8
@@ -251,10 +249,9 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
     assert [step["global_batch"] for step in records_of(branched)["step"]][-1] == 6, (
         "and not 12, as before"
     )
-    assert bsweep("run", *point, "strategy=ddp", "study=s", cwd=tmp_path).returncode == 0
+    ran_ok("run", *point, "strategy=ddp", "study=s", cwd=tmp_path)
     assert not checkpoints(source)
-    again = bsweep("run", *on_three, "study=three", cwd=tmp_path)
-    assert again.returncode == 0
+    again = ran_ok("run", *on_three, "study=three", cwd=tmp_path)
     assert "completed already" in again.stderr, "what it went on from is over, too"
     for wrong, said in (
         ("optimizer.momentum=0.5", "optimizer.momentum=0.9, but this run has 0.5"),
@@ -299,9 +296,8 @@ def test_four_workers_go_on_with_the_parts_that_two_have_saved(
     assert bsweep("run", *point, "study=s", cwd=tmp_path, env=env).returncode == 1
     (source,) = runs(tmp_path)
     on_four = (*point, "num_workers=4", of_four, f"resume_from={source.folder}")
-    assert bsweep("run", *point, "study=whole", cwd=tmp_path).returncode == 0
-    result = bsweep("run", *on_four, "study=four", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", *point, "study=whole", cwd=tmp_path)
+    ran_ok("run", *on_four, "study=four", cwd=tmp_path)
     (whole,), (four,) = runs(tmp_path, "whole"), runs(tmp_path, "four")
     ours, theirs = records_of(four)["epoch"], records_of(whole)["epoch"]
     assert [epoch["epoch"] for epoch in ours] == [epoch["epoch"] for epoch in theirs]
@@ -347,7 +343,7 @@ def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path
         assert end["wall_seconds"] > seconds, by
         seconds = end["wall_seconds"]
     for study in ("s", "whole"):
-        assert bsweep("run", "seed=0", *point, f"study={study}", cwd=tmp_path).returncode == 0
+        ran_ok("run", "seed=0", *point, f"study={study}", cwd=tmp_path)
     check_equal(tmp_path)
     assert summary(paths)["wall_seconds"] > seconds
 
@@ -366,7 +362,7 @@ def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) 
         assert process.wait(60) == 130
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "interrupted"
-    assert bsweep("run", *point, cwd=tmp_path).returncode == 0
+    ran_ok("run", *point, cwd=tmp_path)
     assert [epoch["epoch"] for epoch in records_of(paths)["epoch"]] == list(range(1, 61))
 
 
@@ -388,7 +384,7 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
             assert not psutil.wait_procs(children, timeout=20)[1]
             num_kills += 1
     assert num_kills >= 2
-    assert bsweep("run", *point, "study=whole", cwd=tmp_path).returncode == 0
+    ran_ok("run", *point, "study=whole", cwd=tmp_path)
     check_equal(tmp_path)
 
 
@@ -405,7 +401,7 @@ def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_pat
         process.communicate(timeout=120)
     assert process.returncode == 0
     assert {end["status"] for end in summaries(tmp_path).values()} == {"completed"}
-    assert bsweep(*point, "study=whole", cwd=tmp_path, prefix=tuple(prefix[:-1])).returncode == 0
+    ran_ok(*point, "study=whole", cwd=tmp_path, prefix=tuple(prefix[:-1]))
     check_equal(tmp_path)
 
 
@@ -421,7 +417,7 @@ def test_a_run_inside_horovodrun_that_lost_a_worker_says_so_and_goes_on(tmp_path
     assert end["status"] == "interrupted", killed
     assert "another worker ended" in end["message"], killed
     for study in ("s", "whole"):
-        assert bsweep(*point, f"study={study}", cwd=tmp_path, prefix=prefix).returncode == 0
+        ran_ok(*point, f"study={study}", cwd=tmp_path, prefix=prefix)
     check_equal(tmp_path)
 
 
@@ -444,7 +440,7 @@ def killed_with_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     with begun(*ALONE, "study=s", cwd=folder) as process:
         wait_until(has(folder, 2), process)
-    assert bsweep("run", *ALONE, "study=whole", cwd=folder).returncode == 0
+    ran_ok("run", *ALONE, "study=whole", cwd=folder)
     return folder
 
 
@@ -465,8 +461,7 @@ def flip(path: Path) -> None:
 
 def resumed(cwd: Path) -> list[str]:
     """Start the killed run again, and return the warnings about damage in its summary."""
-    result = bsweep("run", *ALONE, "study=s", cwd=cwd)
-    assert result.returncode == 0, result.stderr
+    result = ran_ok("run", *ALONE, "study=s", cwd=cwd)
     check_equal(cwd)
     warnings = [text for text in summary(runs(cwd)[0])["warnings"] if "results/s/" in text]
     assert all(f"warning: {warning}" in result.stderr for warning in warnings)
@@ -553,8 +548,7 @@ def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:
         "    files.write_tensors = full\n"
     )
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "study=s")
-    result = bsweep("run", *point, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
-    assert result.returncode == 0, result.stderr
+    ran_ok("run", *point, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
     (paths,) = runs(tmp_path)
     (warning,) = (text for text in summary(paths)["warnings"] if "No space left" in text)
     assert warning.startswith(str(paths.folder)) or "was not written" in warning
