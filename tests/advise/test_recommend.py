@@ -355,7 +355,8 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
     """One is out of memory as its steps are timed, the others later: in a run, which is the first
     or the second.
     """
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import time, torch\n"
         "import bsweep.train.step as step\n"
         "plain = step.train_step\n"
@@ -364,7 +365,7 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
         "    if job.config.local_batch >= (32 if job.config.epochs > 1 else 80):\n"
         "        raise torch.OutOfMemoryError('no room')\n"
         "    return plain(job, *a, **k)\n"
-        "step.train_step = scarce\n"
+        "step.train_step = scarce\n",
     )
     grid = (*TINY[1:], "local_batch=8,16,32,64,80", "num_workers=1,2", "strategy=allreduce")
     wanted = (
@@ -376,7 +377,7 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
         "deadline=1h,workers<=1",
         "--json",
     )
-    result = command("recommend", *grid, *wanted, cwd=tmp_path, env=imported_first(tmp_path))
+    result = command("recommend", *grid, *wanted, cwd=tmp_path, env=env)
     assert result.returncode == 0, result.stderr
     for batch in ("(32|64)", "80"):
         cell = rf"global batch {batch} on 1 worker"

@@ -201,14 +201,15 @@ def test_every_host_with_too_few_gpus_is_named(
 
 def test_workers_end_before_they_take_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     """On a host of which the launching one knows nothing."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import os\n"
         "if 'RANK' in os.environ:\n"
         "    import platform, bsweep.core.gpus as gpus\n"
-        "    platform.node, gpus.num_gpus = lambda: 'gpu7', lambda _: 1\n"
+        "    platform.node, gpus.num_gpus = lambda: 'gpu7', lambda _: 1\n",
     )
     point = ("local_batch=8", "num_workers=2", "strategy=ddp", "model=tiny_cnn", *TINY, "study=s")
-    result = bsweep("run", *point, cwd=tmp_path, env=imported_first(tmp_path))
+    result = bsweep("run", *point, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
     (summary,) = summaries(tmp_path).values()
     assert "failed: ValueError: gpu7 has 1 GPU for 2 workers, but NCCL" in summary["message"]

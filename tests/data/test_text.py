@@ -202,9 +202,10 @@ def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
 
 
 def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         f"import os\nos.environ['HOME'] = {str(tmp_path)!r} + '/home' + os.environ.get('RANK', "
-        "'0')\n"
+        "'0')\n",
     )
     for rank in (0, 1):
         (tmp_path / f"home{rank}").mkdir()
@@ -219,7 +220,6 @@ def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path
         "model=llama_tiny",
         "study=s",
     )
-    env = imported_first(tmp_path)
     result = bsweep("run", *arguments, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))

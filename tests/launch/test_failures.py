@@ -293,7 +293,8 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
     """Though the others are deep in a step, and giving the group up would wait for them, as NCCL's
     does.
     """
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import os, time\n"
         "if 'RANK' in os.environ:\n"
         "    import torch.distributed as dist\n"
@@ -306,12 +307,10 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
         "            time.sleep(600 if os.environ['RANK'] == '0' else 0)\n"
         "            raise RuntimeError('CUDA error: an illegal memory access was encountered')\n"
         "        return plain(*a, **k)\n"
-        "    step.train_step = failing\n"
+        "    step.train_step = failing\n",
     )
     began = time.monotonic()
-    result = bsweep(
-        "run", *POINT, "study=s", cwd=tmp_path, env=imported_first(tmp_path), timeout=120
-    )
+    result = bsweep("run", *POINT, "study=s", cwd=tmp_path, env=env, timeout=120)
     assert result.returncode == 1, result.stderr
     assert time.monotonic() - began < 100, "not the stall timeout, by far"
     (summary,) = tmp_path.glob("results/s/*/summary.json")

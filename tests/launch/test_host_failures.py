@@ -357,8 +357,7 @@ def test_a_host_whose_python_lacks_torch_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The far end is a process of this machine that finds no torch."""
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
-    far = ["env", *(f"{k}={v}" for k, v in imported_first(tmp_path).items())]
+    far = ["env", *(f"{k}={v}" for k, v in imported_first(tmp_path, WITHOUT_TORCH).items())]
     monkeypatch.setattr(ssh.OverSsh, "on_host", lambda *given: [*far, *given[-1]])
     config = over(f"results_dir={tmp_path}")
     host = "127.0.0.2"

@@ -123,7 +123,8 @@ def test_a_point_gives_its_gpu_memory_back(tmp_path: Path, strategy: str) -> Non
 def test_a_point_that_fails_costs_itself_and_a_fresh_start(
     tmp_path: Path, strategy: str, failure: str, said: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import os\n"
         "if os.environ.get('RANK', os.environ.get('HOROVOD_RANK')) == '1':\n"
         "    import bsweep.train.step as step\n"
@@ -132,7 +133,7 @@ def test_a_point_that_fails_costs_itself_and_a_fresh_start(
         "        if job.config.local_batch == 16:\n"
         f"            {failure}\n"
         "        return plain(job, *a, **k)\n"
-        "    step.train_step = failing\n"
+        "    step.train_step = failing\n",
     )
     grid = (
         "-m",
@@ -142,7 +143,7 @@ def test_a_point_that_fails_costs_itself_and_a_fresh_start(
         *STRATEGIES[strategy],
         "study=s",
     )
-    result = bsweep("run", *grid, cwd=tmp_path, env=imported_first(tmp_path))
+    result = bsweep("run", *grid, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
     found = summaries(tmp_path)
     assert {batch: end["status"] for batch, end in found.items()} == {

@@ -104,10 +104,9 @@ if os.environ.get("HOROVOD_RANK") == "1":
 def test_a_sweep_goes_on_after_a_failed_point_if_its_processes_can(
     tmp_path: Path, device: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(FAILING)
+    env = imported_first(tmp_path, FAILING)
     point = (*TINY, "model=tiny_cnn", "epochs=1", "study=s", f"device={device}")
     prefix = (forks().horovodrun, "-np", "2", "--gloo")
-    env = imported_first(tmp_path)
     result = bsweep(
         "run", "-m", "local_batch=8,16,12,10", *point, cwd=tmp_path, prefix=prefix, env=env
     )

@@ -164,8 +164,8 @@ LONE = (*POINT, "num_workers=1", "launch=inline", "strategy=single", "launch.mem
 
 @pytest.mark.full
 def test_a_batch_that_does_not_fit_ends_a_probe(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SPOILT)
-    result = ran_ok("probe", *LONE, cwd=tmp_path, env=imported_first(tmp_path))
+    env = imported_first(tmp_path, SPOILT)
+    result = ran_ok("probe", *LONE, cwd=tmp_path, env=env)
     (found,) = json.loads((tmp_path / "results/s/probe.json").read_text())["workers"]
     assert [batch["local_batch"] for batch in found["batches"]] == [1, 2, 4, 8]
     assert found["stopped_by"] == "out_of_memory"
@@ -173,10 +173,8 @@ def test_a_batch_that_does_not_fit_ends_a_probe(tmp_path: Path) -> None:
 
 
 def test_after_a_point_that_does_not_fit_the_same_process_trains_no_other(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SPOILT)
-    result = bsweep(
-        "run", "-m", *LONE, "local_batch=16,8", cwd=tmp_path, env=imported_first(tmp_path)
-    )
+    env = imported_first(tmp_path, SPOILT)
+    result = bsweep("run", "-m", *LONE, "local_batch=16,8", cwd=tmp_path, env=env)
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
     assert ends == {16: "out_of_memory", 8: "interrupted"}, result.stdout + result.stderr
 

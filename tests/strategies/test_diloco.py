@@ -316,11 +316,12 @@ def test_steps_follow_measured_speeds_whatever_the_workers_clocks_say(
     tmp_path: Path,
 ) -> None:
     """Steps are even at first, one worker is twelve times slower, and clocks are hours apart."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import os, time\n"
         "if 'RANK' in os.environ:\n"
         f"    plain, ahead = time.monotonic, {CLOCKS_APART} * int(os.environ['RANK'])\n"
-        "    time.monotonic = lambda: plain() + ahead\n"
+        "    time.monotonic = lambda: plain() + ahead\n",
     )
     point = (
         *TINY,
@@ -337,7 +338,7 @@ def test_steps_follow_measured_speeds_whatever_the_workers_clocks_say(
         "epochs=9",
         "study=s",
     )
-    ran_ok("run", *point, cwd=tmp_path, env=imported_first(tmp_path))
+    ran_ok("run", *point, cwd=tmp_path, env=env)
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
     records = read_records(RunPaths(folder).metrics)[0]
     event, *_ = (record for record in records if record.get("event") == "reallocated")

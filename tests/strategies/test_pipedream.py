@@ -203,7 +203,8 @@ def test_a_lost_worker_is_named(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_sent_gradients_are_dropped_when_they_have_arrived(tmp_path: Path) -> None:
     """Each step of an epoch of 23 writes down how many the worker keeps."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import os\n"
         "rank = os.environ.get('RANK')\n"
         "if rank is not None:\n"
@@ -213,10 +214,10 @@ def test_sent_gradients_are_dropped_when_they_have_arrived(tmp_path: Path) -> No
         "        plain(self)\n"
         f"        with open({str(tmp_path)!r} + '/kept' + rank, 'a') as file:\n"
         "            print(len(self._sent), file=file)\n"
-        "    PipeDream.step = step\n"
+        "    PipeDream.step = step\n",
     )
     words = (*RUN, "epochs=1", "local_batch=2", "accumulation_steps=2")
-    ran_ok("run", *words, cwd=tmp_path, env=imported_first(tmp_path), timeout=90)
+    ran_ok("run", *words, cwd=tmp_path, env=env, timeout=90)
     first, last = (
         [int(line) for line in (tmp_path / f"kept{rank}").read_text().split()] for rank in range(2)
     )

@@ -67,7 +67,7 @@ def cores_of(run: Path) -> set[int]:
 def test_parallel_points_have_own_cores_and_unchanged_numbers(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(NOTES_CORES)
+    env = imported_first(tmp_path, NOTES_CORES)
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         pytest.skip("takes two cores")
@@ -80,7 +80,7 @@ def test_parallel_points_have_own_cores_and_unchanged_numbers(
             "study=beside",
             "launch.parallel=2",
             cwd=tmp_path,
-            env=imported_first(tmp_path),
+            env=env,
         )
     assert alone.returncode == beside.returncode == 0, alone.stderr + beside.stderr
     assert numbers(tmp_path, "beside") == numbers(tmp_path, "alone") != {}, (
@@ -230,7 +230,7 @@ if sys.orig_argv[-2:-1] == ["bsweep.train.worker"]:
 
 
 def test_a_point_that_fails_is_retried_and_stops_no_other(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(FAILING)
+    env = imported_first(tmp_path, FAILING)
     given = ("launch.parallel=auto", "launch.retries=1", "study=s", *POINT)
     result = bsweep(
         "run",
@@ -239,7 +239,7 @@ def test_a_point_that_fails_is_retried_and_stops_no_other(tmp_path: Path) -> Non
         "epochs=2",
         *given,
         cwd=tmp_path,
-        env=imported_first(tmp_path),
+        env=env,
     )
     assert result.returncode == 1, result.stderr
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}

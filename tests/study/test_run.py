@@ -143,16 +143,16 @@ def test_the_recorded_command_can_be_typed_again(
 @pytest.mark.full
 def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:
     """It would take seconds at every start, of which workers alone make use; they are forks."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import atexit, json, sys\n"
         f"sys.executable = {forks().python!r}\n"
         "def note():\n"
         "    if sys.argv[0].endswith(('bsweep', 'bsweep run')):\n"
         f"        with open({str(tmp_path / 'noted')!r}, 'a') as file:\n"
         "            print(json.dumps(sorted(sys.modules)), file=file)\n"
-        "atexit.register(note)\n"
+        "atexit.register(note)\n",
     )
-    env = imported_first(tmp_path)
     for arguments, code in (
         (("--version",), 0),
         (("--help",), 0),
@@ -290,14 +290,14 @@ def test_a_killed_process_is_named_by_rank_and_the_sweep_goes_on(
 
 
 def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import os\n"
         "if os.environ.get('HOROVOD_RANK') == '1':\n"
         "    import bsweep.strategies.horovod as h\n"
         "    def broken(self): raise RuntimeError('the dog ate the gradient')\n"
-        "    h.Horovod.step = broken\n"
+        "    h.Horovod.step = broken\n",
     )
-    env = {"PYTHONPATH": str(tmp_path)}
     result = bsweep("run", "local_batch=8", "num_workers=2", *QUICK, cwd=tmp_path, env=env)
     assert result.returncode == 1
     (paths,) = runs(tmp_path)
@@ -382,13 +382,14 @@ def test_an_interrupted_sweep_ends_its_workers_and_is_started_again(
 @pytest.mark.full
 def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> None:
     """Python ignores what is raised in a function that a fork calls."""
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import os, signal, sys\n"
         "def interrupt():\n"
         "    if sys.argv[0] == 'bsweep run':\n"
         f"        open({str(tmp_path / 'interrupted')!r}, 'w').close()\n"
         "        signal.raise_signal(signal.SIGINT)\n"
-        "os.register_at_fork(after_in_parent=interrupt)\n"
+        "os.register_at_fork(after_in_parent=interrupt)\n",
     )
     point = ("local_batch=2", "num_workers=2", *QUICK[:-2], "study=s")
     result = bsweep(
@@ -396,7 +397,7 @@ def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> N
         *point,
         "epochs=500",
         cwd=tmp_path,
-        env=imported_first(tmp_path),
+        env=env,
         timeout=60,
         fresh=True,
     )
@@ -486,12 +487,12 @@ def test_divergence_ends_the_run_and_keeps_what_was_logged(tmp_path: Path) -> No
 
 @pytest.mark.full
 def test_out_of_memory_is_a_result_of_its_cell(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import os, resource\n"
         "if 'HOROVOD_RANK' in os.environ:\n"
-        "    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n",
     )
-    env = {"PYTHONPATH": str(tmp_path)}
     data = ("data=synthetic", "data.num_train=256", "data.num_test=8", "data.shape=[3,256,256]")
     # 8 GiB behind its first layer.
     big = (

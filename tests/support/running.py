@@ -340,10 +340,11 @@ def summaries(cwd: Path, study: str = "s") -> dict[int, dict[str, Any]]:
     return {summary["local_batch"]: summary for summary in found}
 
 
-def imported_first(folder: Path) -> dict[str, str]:
-    """Variables with which processes import a folder's modules first; Python starts with its
-    `sitecustomize.py`.
+def imported_first(folder: Path, code: str) -> dict[str, str]:
+    """Write code into a folder, and return variables with which processes run it first: Python
+    starts with `sitecustomize.py`.
     """
+    (folder / "sitecustomize.py").write_text(code)
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
@@ -360,7 +361,8 @@ def struck(
 
     Each leaves its process's id in `folder`.
     """
-    (folder / "sitecustomize.py").write_text(
+    return imported_first(
+        folder,
         "import os\n"
         f"folder = {str(folder)!r}\n"
         "rank = os.environ.get('RANK', os.environ.get('HOROVOD_RANK'))\n"
@@ -378,9 +380,8 @@ def struck(
         "            open(folder + '/struck' + rank, 'w').close()\n"
         f"            os.kill(os.getpid(), {int(number)})\n"
         "        return plain(*a, **k)\n"
-        "    setattr(holder, name, mortal)\n"
+        "    setattr(holder, name, mortal)\n",
     )
-    return imported_first(folder)
 
 
 def workers_left(folder: Path) -> list[psutil.Process]:

@@ -39,7 +39,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tracked")
     # On a busy machine, MLflow and W&B take longer than a sweep waits for them.
     patient = "import bsweep.trackers.live as live\nlive._PATIENCE_SECONDS = 600\n"
-    (folder / "sitecustomize.py").write_text(patient)
+    env = imported_first(folder, patient)
     result = ran_ok(
         "run",
         "-m",
@@ -48,7 +48,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "study=s",
         "trackers=[tensorboard,mlflow,wandb]",
         cwd=folder,
-        env=imported_first(folder),
+        env=env,
         timeout=550,
     )
     assert "warning" not in result.stderr, result.stderr

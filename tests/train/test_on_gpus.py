@@ -114,8 +114,8 @@ if os.environ.get("RANK", os.environ.get("HOROVOD_RANK")) == "1":
 def test_out_of_memory_on_one_worker_ends_the_run_at_once(
     tmp_path: Path, device: str, strategy: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(FAILING.format(failed=str(tmp_path / "failed")))
-    summary, _ = run(tmp_path, device, f"strategy={strategy}", env=imported_first(tmp_path))
+    env = imported_first(tmp_path, FAILING.format(failed=str(tmp_path / "failed")))
+    summary, _ = run(tmp_path, device, f"strategy={strategy}", env=env)
     assert summary["status"] == "out_of_memory"
     assert summary["message"].startswith("rank 1 failed")
     if device == "cuda":
@@ -149,6 +149,6 @@ def test_no_step_of_two_workers_waits_for_its_gpu(
     tmp_path: Path, device: str, strategy: str
 ) -> None:
     """As torch can tell: Horovod itself waits for each sum, in its own code."""
-    (tmp_path / "sitecustomize.py").write_text(WATCHED)
-    summary, _ = run(tmp_path, device, f"strategy={strategy}", env=imported_first(tmp_path))
+    env = imported_first(tmp_path, WATCHED)
+    summary, _ = run(tmp_path, device, f"strategy={strategy}", env=env)
     assert summary["status"] == "completed", summary["message"]

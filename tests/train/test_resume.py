@@ -26,7 +26,18 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from tests.strategies.test_equivalence import DIVIDED
 from tests.study.test_run import runs, summary
-from tests.support.running import ROOT, TINY, Fork, bsweep, forks, popen, ran_ok, struck, summaries
+from tests.support.running import (
+    ROOT,
+    TINY,
+    Fork,
+    bsweep,
+    forks,
+    imported_first,
+    popen,
+    ran_ok,
+    struck,
+    summaries,
+)
 from tests.train.test_checkpoint import untimed
 
 POINT = (
@@ -182,14 +193,14 @@ def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_what_a_point_ends_with_by_itself_is_not_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import os\n"
         "if 'RANK' in os.environ:\n"
         "    import bsweep.train.evaluation as evaluation\n"
         "    def failing(*a): raise RuntimeError('a bug')\n"
-        "    evaluation.evaluate = failing\n"
+        "    evaluation.evaluate = failing\n",
     )
-    env = {"PYTHONPATH": str(tmp_path)}
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "launch.retries=3", "study=s")
     result = bsweep("run", *point, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
@@ -535,7 +546,8 @@ def test_a_run_whose_records_are_damaged_is_repeated(
 
 
 def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
+    env = imported_first(
+        tmp_path,
         "import os\n"
         "if 'RANK' in os.environ:\n"
         "    import bsweep.core.tensor_files as files\n"
@@ -545,10 +557,10 @@ def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:
         "        if os.environ['RANK'] == '1' and len(calls) == 2:\n"
         "            raise OSError(28, 'No space left on device')\n"
         "        return plain(*a)\n"
-        "    files.write_tensors = full\n"
+        "    files.write_tensors = full\n",
     )
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "study=s")
-    ran_ok("run", *point, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    ran_ok("run", *point, cwd=tmp_path, env=env)
     (paths,) = runs(tmp_path)
     (warning,) = (text for text in summary(paths)["warnings"] if "No space left" in text)
     assert warning.startswith(str(paths.folder)) or "was not written" in warning
