@@ -144,6 +144,7 @@ def _num_lines(node: Function | ast.stmt) -> int:
     return (node.end_lineno or 0) - node.lineno + 1
 
 
+@pytest.mark.full
 def test_functions_fit_a_screen() -> None:
     source = ROOT / "src"
     paths = sorted(source.rglob("*.py"))

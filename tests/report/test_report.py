@@ -452,6 +452,7 @@ def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> No
     assert on_gpus in analysis.headlines(bsweep.load(tmp_path / "s"))
 
 
+@pytest.mark.full
 def test_a_fit_says_what_it_misses() -> None:
     (fit,) = (table for table in tables(analysis.published()) if "Least-squares" in table.caption)
     assert fit.cells["misses (%)"].tolist() == ["-10 to +8"]

@@ -170,6 +170,7 @@ PAIR = (
 )
 
 
+@pytest.mark.full
 def test_a_full_disk_is_named_when_workers_have_no_room_to_say_so(tiny_disk: Path) -> None:
     (tiny_disk / "ballast").write_bytes(bytes(200_000))
     point = ("strategy=allreduce", "epochs=100", "log_every_steps=1", "checkpoint_every=null")
