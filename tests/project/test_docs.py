@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from bsweep.compose import hydra_grid, overrides
 from bsweep.config.parsing import conf_dir
 from bsweep.core.torchvision_shim import import_torchvision
 from tests.data.test_data import write_image
-from tests.support.running import TINY, bsweep, write_runs, write_text
+from tests.support.running import TINY, bsweep, ran_ok, write_runs, write_text
 from tests.support.synthetic_study import write_study
 
 ROOT = Path(__file__).parents[2]
@@ -92,15 +93,25 @@ def test_what_a_page_says_to_run_is_a_grid(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("line", [line for line in TYPED if not line.startswith(ELSEWHERE)])
-def test_what_a_page_says_to_type_works(line: str, desk: Path) -> None:
-    program, *words = shlex.split(line, comments=True)
-    assert program == "bsweep", line
-    result = bsweep(*shrunk(words), cwd=desk)
-    is_told = words[:1] != ["recommend"]  # of runs that reach the target at once, nothing is told
-    said = result.stdout + result.stderr
-    assert result.returncode == int(not is_told), f"{TYPED[line]}: {line}\n{said}"
-    assert is_told or "so only an upper bound of the steps is known" in result.stdout
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if commands(page)], ids=lambda page: page.name
+)
+def test_what_a_page_says_to_type_works(page: Path, desk: Path, tmp_path: Path) -> None:
+    """In its order, as what a page says to export or to resume is what it has trained before."""
+    shutil.copytree(desk, tmp_path / "desk", symlinks=True)
+    ran_ok("run", *shrunk(["run", "study=mine"])[1:], cwd=tmp_path / "desk")
+    for line in commands(page):
+        if line.startswith(ELSEWHERE):
+            continue
+        program, *words = shlex.split(line, comments=True)
+        assert program == "bsweep", line
+        result = bsweep(*shrunk(words), cwd=tmp_path / "desk")
+        said = f"{line}\n{result.stdout}{result.stderr}"
+        if words[:1] != ["recommend"]:
+            assert result.returncode == 0, said
+        else:  # of runs that reach the target at once, nothing is told
+            assert result.returncode == 1, said
+            assert "so only an upper bound of the steps is known" in result.stdout
 
 
 def shrunk(words: list[str]) -> list[str]:
