@@ -297,64 +297,32 @@ def test_flops_are_nominal_for_all_workers_or_measured_for_all(tmp_path: Path) -
 
 
 WORKERS = [worker(0.001), worker(0.002, largest=8)]
+SMALL = [asdict(worker(1, largest=1))] * 2
 
 
 @pytest.mark.parametrize(
-    ("overrides", "changes", "expected"),
+    ("words", "changes", "expected"),
     [
-        (("allocation=batch_by_memory",), {"schema": 99}, ["schema 99", "update bsweep"]),
-        (
-            ("allocation=batch_by_memory",),
-            {"workers": 3},
-            ["not a probe of this version", "bsweep probe"],
-        ),
-        (("allocation=batch_by_memory",), {"workers": []}, ["0 workers", "num_workers=2"]),
-        (
-            ("allocation=steps_by_speed", "local_batch=9"),
-            {},
-            ["local batch 9", "worker 1", "has memory for 8 at most"],
-        ),
-        (("allocation=hybrid", "local_batch=9"), {}, ["local batch 9", "worker 1"]),
-        (
-            ("allocation=hybrid", "allocation.local_batches=[8,9]"),
-            {},
-            ["local batch 9", "worker 1"],
-        ),
-        (("allocation=network_aware", "local_batch=9"), {}, ["local batch 9", "worker 1"]),
-        (
-            ("allocation=batch_by_memory", "local_batch=null", "global_batch=100"),
-            {},
-            ["worker 1", "memory for 8", "accumulation_steps"],
-        ),
-        (
-            ("allocation=batch_by_flops", "allocation.devices=[A30]"),
-            {},
-            ["names 1 devices", "num_workers=2"],
-        ),
-        (
-            ("allocation=batch_by_flops", "allocation.devices=[A30,RTX 309]"),
-            {},
-            ["'RTX 309'", "Did you mean 'RTX 3090'?"],
-        ),
-        (
-            ("allocation=batch_by_flops", "allocation.devices=[A30,Vega]"),
-            {},
-            ["'Vega'", "Known:", "bsweep probe"],
-        ),
-        (
-            ("allocation=batch_by_memory", "model=resnet18"),
-            {"workers": [asdict(worker(1, largest=1))] * 2},
-            ["BatchNorm"],
-        ),
+        ("batch_by_memory", {"schema": 99}, ["schema 99", "update bsweep"]),
+        ("batch_by_memory", {"workers": 3}, ["not a probe of this version", "bsweep probe"]),
+        ("batch_by_memory", {"workers": []}, ["0 workers", "num_workers=2"]),
+        ("batch_by_memory model=resnet18", {"workers": SMALL}, ["BatchNorm"]),
+        ("batch_by_memory local_batch=null global_batch=100", {}, ["for 8", "accumulation_steps"]),
+        ("steps_by_speed local_batch=9", {}, ["local batch 9", "worker 1", "memory for 8 at most"]),
+        ("hybrid local_batch=9", {}, ["local batch 9", "worker 1"]),
+        ("hybrid allocation.local_batches=[8,9]", {}, ["local batch 9", "worker 1"]),
+        ("network_aware local_batch=9", {}, ["local batch 9", "worker 1"]),
+        ("batch_by_flops allocation.devices=[A30]", {}, ["names 1 devices", "num_workers=2"]),
+        ("batch_by_flops allocation.devices=[A30,RTX309]", {}, ["'RTX309'", "'RTX 3090'"]),
+        ("batch_by_flops allocation.devices=[A30,Vega]", {}, ["'Vega'", "bsweep probe"]),
     ],
 )
 def test_what_does_not_fit_is_named(
-    tmp_path: Path, overrides: tuple[str, ...], changes: dict[str, Any], expected: list[str]
+    tmp_path: Path, words: str, changes: dict[str, Any], expected: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolved(tmp_path, WORKERS, *overrides, probe=changes)
-    for words in expected:
-        assert words in str(caught.value)
+        resolved(tmp_path, WORKERS, *f"allocation={words}".split(), probe=changes)
+    assert [said for said in expected if said not in str(caught.value)] == [], caught.value
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "uniform"])
@@ -370,23 +338,23 @@ def test_a_missing_probe_is_named_with_its_remedy(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "key"),
+    "change",
     [
-        ("num_workers=3", "num_workers"),
-        ("model.width=5", "model.width"),
-        ("data.side=16", "data.side"),
-        ("precision=fp64", "precision"),
-        ("accumulation_steps=2", "accumulation_steps"),
-        ("launch.hosts='a:1,b:1'", "launch.hosts"),
+        "num_workers=3",
+        "model.width=5",
+        "data.side=16",
+        "precision=fp64",
+        "accumulation_steps=2",
+        "launch.hosts='a:1,b:1'",
     ],
 )
-def test_a_probe_of_something_else_is_refused(change: str, key: str, tmp_path: Path) -> None:
+def test_a_probe_of_something_else_is_refused(change: str, tmp_path: Path) -> None:
     point = (*POINT, f"results_dir={tmp_path}", "num_workers=2", "allocation=steps_by_speed")
     write_probe(compose(*point), WORKERS)
     assert fill_in(compose(*point, "data.subset=100", "seed=3", "compression=fp16"))
     with pytest.raises(ConfigError) as caught:
         fill_in(compose(*point, change))
-    assert f"{key}=" in str(caught.value)
+    assert f"{change.partition('=')[0]}=" in str(caught.value)
     assert "run `bsweep probe`" in str(caught.value)
 
 
@@ -399,55 +367,6 @@ def test_the_exchange_matters_where_its_time_or_memory_does(name: str, tmp_path:
 
 
 HOROVOD = ("strategy.algorithm=horovod", "launch=horovodrun")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (("allocation.local_batches=[4,4]",), ["allocation.local_batches=[4, 4]", "num_workers=4"]),
-        (("allocation.local_batches=[4,0,4,4]",), ["local_batches.1=0"]),
-        (
-            ("strategy=allreduce", "allocation.local_steps=[1,1,1,1]"),
-            ["local_steps", "strategy=allreduce", "diloco"],
-        ),
-        (
-            ("strategy=local_sgd", "allocation=steps_by_flops"),
-            ["allocation=steps_by_flops", "strategy=local_sgd"],
-        ),
-        (
-            ("strategy=allreduce", "allocation=hybrid", "allocation.adapt_every=3"),
-            ["allocation=hybrid", "strategy=allreduce", "Use strategy=diloco"],
-        ),
-        (
-            ("local_batch=null", "global_batch=20", "allocation.local_batches=[4,4,4,4]"),
-            ["sum to 16", "global_batch=20", "global_batch=16"],
-        ),
-        (
-            (
-                "local_batch=null",
-                "global_batch=9",
-                "accumulation_steps=2",
-                "allocation=batch_by_memory",
-            ),
-            ["global_batch=9", "multiple of 2"],
-        ),
-        (
-            ("strategy=allreduce", "allocation.local_steps=[1,2,3,4]"),
-            ["strategy=allreduce", "leave allocation.local_steps out"],
-        ),
-        (
-            ("local_batch=null", "global_batch=3", "allocation=batch_by_memory"),
-            ["global_batch=3", "too small"],
-        ),
-        (("model=resnet18", "allocation.local_batches=[4,4,1,4]"), ["[4, 4, 1, 4]", "BatchNorm"]),
-        (("launch.memory_limit_mb=[64]",), ["launch.memory_limit_mb=[64.0]", "num_workers=4"]),
-    ],
-)
-def test_contradictions_are_named(overrides: tuple[str, ...], expected: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(*POINT, *overrides)
-    for words in expected:
-        assert words in str(caught.value)
 
 
 def test_weights_may_miss_1_by_their_rounding() -> None:

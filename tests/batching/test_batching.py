@@ -278,8 +278,6 @@ def test_the_least_batch_of_a_lone_worker_can_be_halved(workers: int, least: int
         assert config.batching.bounds(config)[0] == least  # type: ignore[union-attr]
     config = compose("model=tiny_cnn", "global_batch=16", "batching=schedule")
     assert config.batching.bounds(config)[0] == 1, "which nobody measures"  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match=r"one example.* Use a batch of 2"):
-        compose("model=tiny_cnn", "global_batch=1", "batching=cabs")
 
 
 def test_a_norm_test_that_fails_grows_the_batch_by_a_pass_at_least() -> None:
@@ -418,58 +416,6 @@ def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
     assert [step["learning_rate"] for step in one["steps"]] == pytest.approx(factors)
     for worker in workers:
         torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.full(but=7)
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("schedule", "batching.max_global_batch=32"),
-            "max_global_batch=32 excludes the configured global batch of 64",
-        ),
-        (
-            ("schedule", "batching.min_global_batch=65"),
-            "min_global_batch=65 excludes the configured global batch of 64",
-        ),
-        (("schedule", "batching.min_global_batch=1"), "too small for num_workers=2"),
-        (("schedule", "batching.factor=1"), "changes nothing"),
-        (
-            ("schedule", "batching.rate=seesaw", "optimizer.lr_rule=linear"),
-            "Use optimizer.lr_rule=fixed",
-        ),
-        (("schedule", "batching.rate=seesaw", "batching.factor=0.5"), "Seesaw grows the batch"),
-        (
-            ("goodput", "strategy=local_sgd"),
-            "batching=goodput with strategy=local_sgd: its workers do not step together",
-        ),
-        (
-            ("fixed", "strategy=diloco", "optimizer.lr_rule=adascale"),
-            "lr_rule=adascale with strategy=diloco",
-        ),
-        (
-            ("noise_scale", "batching.max_local_batch=16"),
-            "smaller than the largest configured local batch, 32",
-        ),
-        (("cabs", "optimizer.lr_rule=adascale"), "fits the batch to the learning rate"),
-        (("noise_scale", "batching.hysteresis=0.5"), "hysteresis"),
-        (("raise_instead_of_decay",), "Use optimizer.schedule=multistep"),
-        (
-            (
-                "raise_instead_of_decay",
-                "optimizer.schedule=multistep",
-                "optimizer.milestones=[1]",
-                "optimizer.lr_rule=sqrt",
-            ),
-            "optimizer.lr_rule=sqrt with batching=raise_instead_of_decay",
-        ),
-    ],
-)
-def test_what_contradicts_a_policy_is_refused_with_the_remedy(
-    words: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compose(f"batching={words[0]}", "global_batch=64", "num_workers=2", *words[1:])
 
 
 def test_a_run_whose_policy_decided_for_another_batch_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -1,0 +1,201 @@
+"""What a person gets wrong is named with its value and a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bsweep.config.values import ConfigError
+from tests.support.running import compose
+
+DEEPSPEED = "num_workers=2 strategy=deepspeed"
+DILOCO = "num_workers=2 strategy=diloco"
+PIPELINE = "num_workers=2 strategy=pipeline model=tiny_cnn"
+SERVERS = "strategy=parameter_server"
+SHARDED = "num_workers=4 strategy=sharded"
+UNEVEN = "local_batch=4 num_workers=4 strategy=diloco model=tiny_cnn"
+WHOLE = "local_batch=null num_workers=2 global_batch=64"
+RAISED = "optimizer.schedule=multistep optimizer.milestones=[1] batching=raise_instead_of_decay"
+REFUSED = [  # what is typed beside local_batch=8, and what the message has
+    ("local_batch=null", "local_batch=null", "global_batch=null", "exactly one"),
+    ("global_batch=8", "local_batch=8", "global_batch=8", "exactly one"),
+    ("local_batch=0", "local_batch=0", "equal to 1"),
+    ("epochs=2.5", "epochs=2.5", "integer"),
+    ("channels_last=3", "channels_last=3", "'auto', True or False"),
+    ("+epoch=3", "epoch: unknown key", "'epochs'"),
+    ("+strategy.bucket=3", "strategy.bucket", "'strategy.buckets'"),
+    ("+strategy.num_servers=2", "only strategy=parameter_server has this key"),
+    ("strategy.name=horvod", "strategy=horvod", "'single', 'horovod'"),
+    (f"{WHOLE} global_batch=7", "global_batch=7", "num_workers=2", "multiple of 2"),
+    (f"{WHOLE} global_batch=1 batching=schedule", "global_batch=1 cannot be"),
+    ("strategy=single num_workers=2", "strategy=single", "num_workers=2"),
+    ("launch=inline num_workers=2", "launch=inline", "num_workers=2"),
+    ("local_batch=1", "local_batch=1", "BatchNorm", "local_batch=2"),
+    ("optimizer.schedule=multistep", "optimizer.milestones"),
+    ("optimizer.nesterov=true optimizer.momentum=0", "optimizer.nesterov=true"),
+    ("optimizer.warmup_epochs=9", "optimizer.warmup_epochs=9", "epochs=5"),
+    ("study='../other'", "study=../other", "a letter or digit"),
+    ("data=program", "add program=own"),
+    ("target_accuracy=90", "target_accuracy=90", "Is 0.9 meant?"),
+    ("target_accuracy=0.9 target_loss=0.5", "target_accuracy=0.9 and target_loss=0.5"),
+    ("stop_at_target=false", "stop_at_target=false", "target_accuracy=0.9"),
+    ("data=torchvision data.dataset=FashonMNIST", "=FashonMNIST", "'FashionMNIST'", "'SVHN'"),
+    ("precision=fp64 compression=fp16", "precision=fp64"),
+    ("compression=topk compression.density=0", "compression.density=0"),
+    ("strategy=ddp compression=topk", "compression=topk", "strategy=ddp", "strategy.hook"),
+    ("strategy.op=adasum compression=topk", "strategy.op=adasum"),
+    ("strategy.buckets=2 compression=topk", "strategy.buckets=2"),
+    ("strategy=ddp launch=horovodrun", "strategy=ddp", "torchrun"),
+    ("strategy=ddp strategy.hook=powersgd precision=fp16", "hook=powersgd", "compression=powersgd"),
+    ("strategy=allreduce strategy.algorithm=zip", "strategy.algorithm=zip", "'ring'"),
+    ("num_workers=2 launch.slowdown=[1]", "launch.slowdown=[1.0]", "num_workers=2"),
+    ("launch.slowdown=[0.5]", "launch.slowdown.0=0.5"),
+    ("launch.memory_limit_mb=[6,4]", "launch.memory_limit_mb=[6.0, 4.0]", "num_workers=1"),
+    ("launch.environment=[MY-KEY]", "launch.environment.0=MY-KEY", "such as WANDB_API_KEY"),
+    ("launch.network_interface='-x'", "launch.network_interface=-x", "such as eth0"),
+    ("num_workers=3 launch.hosts='a:1,b:1'", "num_workers=3", "2 slots"),
+    ("launch.hosts='a:1,b:1,a:1'", "launch.hosts=a:1,b:1,a:1 names a host twice"),
+    ("launch.hosts='h[1-3]:1,h2:1'", "names a host twice"),
+    ("launch.hosts=a", "launch.hosts=a", "h1:4,h2:4"),
+    ("launch.hosts='h[1-2:4'", "launch.hosts=h[1-2:4: not of the form"),
+    ("launch.hosts='h[4-1]:4'", "launch.hosts=h[4-1]:4: [4-1] counts down"),
+    ("launch.hosts='h[1-999999999]:4'", "10,000 hosts: name fewer hosts"),
+    ("launch.hosts=@no/such", "launch.hosts=@no/such", "cannot be read (No such file"),
+    (f"{SERVERS} precision=fp16", f"precision=fp16 with {SERVERS}", "strategy=allreduce"),
+    (f"{SERVERS} strategy.staleness=2", "strategy.staleness=2", "Leave"),
+    (f"{SERVERS} strategy.consistency=stale_synchronous", "=stale_synchronous", ".staleness"),
+    (f"{SERVERS} strategy.num_servers=2 strategy.colocated=true", "=2", "num_workers=1"),
+    (f"{SERVERS} num_workers=4 optimizer=lamb strategy.sharding=layer", "=lamb", "2 servers"),
+    (f"{SERVERS} optimizer=lamb", "optimizer=lamb", "strategy.sharding"),
+    (
+        f"{SERVERS} strategy.consistency=asynchronous evaluate_every_examples=9",
+        "evaluate_every_examples=9",
+        "strategy.consistency=synchronous",
+        "evaluate_every_examples=null",
+    ),
+    (f"{SHARDED} strategy.replicas=3", "replicas=3 with num_workers=4", "a divisor"),
+    (f"{SHARDED} launch.slowdown=[1,1,2,1]", "launch.slowdown", "strategy=allreduce"),
+    (f"{SHARDED} precision=fp16", "precision=fp16", "precision=bf16"),
+    (f"{SHARDED} precision=fp64 strategy.reduce=bf16", "strategy.reduce=bf16"),
+    (f"{SHARDED} compression=topk", "compression=topk", "strategy=sharded"),
+    (f"{SHARDED} compile=true", "compile=true with strategy=sharded"),
+    (f"{SHARDED} strategy.wrap=layer", "strategy.wrap=layer", "'blocks'"),
+    (DEEPSPEED, "precision=auto with strategy=deepspeed", "precision=fp32"),
+    (f"{DEEPSPEED} optimizer=lamb", "optimizer=lamb with strategy=deepspeed", "sgd or"),
+    (f"{DEEPSPEED} strategy.stage=4", "strategy.stage=4", "1, 2 or 3"),
+    (f"{DEEPSPEED} compression=topk", "compression=topk with strategy=deepspeed"),
+    (f"{DEEPSPEED} measure.noise_scale=true", "DeepSpeed sums gradients within the passes"),
+    (f"{DEEPSPEED} launch.slowdown=[1,2]", "launch.slowdown with strategy=deepspeed"),
+    (f"{DEEPSPEED} channels_last=true", "channels_last=true with strategy=deepspeed"),
+    (f"{DILOCO} strategy.algorithm=horovod", "launch=torchrun", "Use launch=horovodrun"),
+    (f"{DILOCO} launch=horovodrun", "strategy.algorithm=native", "Use launch=torchrun"),
+    (f"{DILOCO} launch=inline", "launch=inline"),
+    (f"{DILOCO} strategy.outer_momentum=1", "strategy.outer_momentum=1", "less than 1"),
+    (f"{DILOCO} strategy.weighting=examples_", "strategy.weighting=examples_", "'fednova'"),
+    (f"{DILOCO} strategy.weights=[0.5,0.4]", "strategy.weights=[0.5, 0.4]", "sum to 1"),
+    (f"{DILOCO} strategy.weights=[0.2,0.3,0.5]", "3 weights", "num_workers=2"),
+    (f"{DILOCO} optimizer.lr_rule=adascale", "lr_rule=adascale with strategy=diloco"),
+    (f"{DILOCO} allocation.local_steps=[1,0]", "allocation.local_steps.1=0"),
+    (f"{DILOCO} allocation.local_steps=[1,2,3]", "=[1, 2, 3] has 3 numbers", "num_workers=2"),
+    (f"{UNEVEN} allocation.local_batches=[4,0,4,4]", "local_batches.1=0"),
+    (f"{UNEVEN} model=resnet18 allocation.local_batches=[4,4,1,4]", "[4, 4, 1, 4]", "BatchNorm"),
+    (
+        f"{UNEVEN} strategy=allreduce allocation.local_steps=[1,2,3,4]",
+        "allocation.local_steps=[1, 2, 3, 4] with strategy=allreduce",
+        "strategy=diloco, or leave allocation.local_steps out",
+    ),
+    (
+        f"{UNEVEN} strategy=local_sgd allocation=hybrid",
+        "allocation=hybrid with strategy=local_sgd",
+        "strategy=diloco",
+    ),
+    (
+        f"{UNEVEN} local_batch=null global_batch=20 allocation.local_batches=[4,4,4,4]",
+        "sum to 16",
+        "global_batch=16",
+    ),
+    (
+        f"{WHOLE} global_batch=9 accumulation_steps=2 allocation=batch_by_memory",
+        "global_batch=9",
+        "multiple of 2",
+    ),
+    (
+        f"{WHOLE} num_workers=4 global_batch=3 allocation=batch_by_memory",
+        "global_batch=3",
+        "global_batch=4",
+    ),
+    (f"{PIPELINE} strategy.microbatches=3", "microbatches=3", "the local batch 8"),
+    (
+        f"{PIPELINE} strategy.microbatches=1 strategy.schedule=zbv",
+        "microbatches=1 with strategy.schedule=zbv",
+        "strategy.microbatches=2 or",
+    ),
+    (
+        f"{PIPELINE} strategy.microbatches=2 strategy.schedule=dualpipev",
+        "microbatches=2 with strategy.schedule=dualpipev",
+        "strategy.microbatches=4",
+    ),
+    (
+        f"{PIPELINE} local_batch=10 strategy.microbatches=5 strategy.schedule=interleaved_1f1b",
+        "microbatches=5",
+        "such as 4",
+    ),
+    (f"{PIPELINE} strategy.cuts=[3,2,1]", "cuts=[3, 2, 1]", "ascending", "give 1 cut,"),
+    (f"{PIPELINE} strategy.schedule=zbv strategy.cuts=[1]", "cuts=[1]", "give 3 cuts"),
+    (f"{PIPELINE} strategy.replicas=3", "replicas=3", "num_workers=2", "divisor"),
+    (f"{PIPELINE} precision=fp64 strategy.reduce=bf16", "fp64", "reduce=bf16"),
+    (f"{PIPELINE} precision=fp16", "precision=fp16", "precision=bf16"),
+    (
+        f"{PIPELINE} model=resnet18 strategy.microbatches=8",
+        "local_batch=8 in strategy.microbatches=8",
+        "local_batch=16",
+    ),
+    (f"{WHOLE} batching=schedule batching.max_global_batch=32", "=32 excludes", "batch of 64"),
+    (f"{WHOLE} batching=schedule batching.min_global_batch=65", "=65 excludes", "batch of 64"),
+    (f"{WHOLE} batching=schedule batching.min_global_batch=1", "too small for num_workers=2"),
+    (f"{WHOLE} batching=schedule batching.factor=1", "batching.factor=1"),
+    (
+        f"{WHOLE} batching=schedule batching.rate=seesaw optimizer.lr_rule=linear",
+        "Use optimizer.lr_rule=fixed",
+    ),
+    (f"{WHOLE} batching=schedule batching.rate=seesaw batching.factor=0.5", "Seesaw grows"),
+    (f"{WHOLE} batching=goodput strategy=local_sgd", "batching=goodput with strategy=local_sgd"),
+    (f"{WHOLE} batching=noise_scale batching.max_local_batch=16", "local batch, 32"),
+    (f"{WHOLE} batching=noise_scale batching.hysteresis=0.5", "batching.hysteresis=0.5"),
+    (f"{WHOLE} batching=cabs optimizer.lr_rule=adascale", "lr_rule=adascale with batching=cabs"),
+    (f"{WHOLE} batching=raise_instead_of_decay", "Use optimizer.schedule=multistep"),
+    (f"{WHOLE} {RAISED} optimizer.lr_rule=sqrt", "optimizer.lr_rule=sqrt with batching=raise_"),
+    ("local_batch=null global_batch=1 batching=cabs model=tiny_cnn", "Use a batch of 2"),
+]
+
+
+@pytest.mark.full(but=24)
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row[0])
+def test_bad_values_are_named_with_a_remedy(row: tuple[str, ...]) -> None:
+    words, *expected = row
+    with pytest.raises(ConfigError) as caught:
+        compose("local_batch=8", *words.split())
+    assert [said for said in expected if said not in str(caught.value)] == [], caught.value
+
+
+def test_all_bad_values_are_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("local_batch=-5", "epochs=0", "strategy.buckets=none")
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("\n# none\n", "the file names no host"),
+        ("a:1\n-V slots=2\n", "line 2, '-V slots=2': not of the form h1 slots=4 or h1:4"),
+        ("a:1\nb[3-1]:2\n", "line 2, 'b[3-1]:2': [3-1] counts down"),
+    ],
+)
+def test_a_bad_line_of_a_file_of_hosts_is_named(tmp_path: Path, lines: str, said: str) -> None:
+    (tmp_path / "hosts.txt").write_text(lines)
+    with pytest.raises(ConfigError) as caught:
+        compose("local_batch=8", f"launch.hosts=@{tmp_path}/hosts.txt")
+    assert said in str(caught.value)
+    assert len(caught.value.problems) == 1
