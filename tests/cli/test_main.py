@@ -19,10 +19,11 @@ from bsweep.core.terminal import BAD_CONFIG, INTERRUPTED
         (["setup_horovod"], "Did you mean 'setup-horovod'?"),
         (["local_batch=8", "seed=0,1"], "type `bsweep run local_batch=8 seed=0,1`"),
         (["-m", "local_batch=8,16"], "type `bsweep run -m local_batch=8,16`"),
+        (["report", "nowhere"], "nowhere"),
         (["bake"], "unknown command 'bake'. `bsweep --help` lists the commands"),
     ],
 )
-def test_an_unknown_command_is_answered_with_the_one_that_was_meant(
+def test_what_is_mistyped_is_answered_with_what_was_meant(
     typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main._run(typed[0], typed[1:]) == BAD_CONFIG

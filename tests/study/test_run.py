@@ -42,7 +42,6 @@ from tests.support.running import (
     workers_left,
 )
 
-TEXT = ("data=text", f"data.path={__file__}", "model=llama_tiny")
 QUICK = (*TINY, "model=tiny_cnn", "epochs=2", "study=s")
 
 
@@ -531,81 +530,6 @@ def test_variables_reach_workers_by_name_alone() -> None:
     names = {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}
     known = {"NCCL_DEBUG": "INFO", "HOROVOD_CYCLE_TIME": "2"}
     assert environment.by_file(given, config) == {**known, "MINE_KEY_1": "x", **names}
-
-
-@pytest.mark.full(but=5)
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("run", "lokal_batch=8"), ["lokal_batch: unknown key", "Did you mean 'local_batch'?"]),
-        (("run", "local_batch=8", "strategy=horvod"), ["unknown strategy", "'horovod'", "Known: "]),
-        (
-            (
-                "run",
-                "local_batch=8",
-                "strategy=parameter_server",
-                "strategy.sharding=layer",
-                "strategy.num_servers=9",
-                "model=tiny_cnn",
-            ),
-            ["strategy.num_servers=9", "only 3 servers", "strategy.sharding=memory"],
-        ),
-        (
-            ("run", "local_batch=8", "strategy=ddp", "strategy.hook=bf16", "device=cpu"),
-            ["strategy.hook=bf16", "fp16"],
-        ),
-        (("run", "local_batch=8", "data=imagefolder"), ["data.root: no value given"]),
-        (("run", "local_batch=8", "data=imagefolder", "data.root=nowhere"), ["nowhere"]),
-        (
-            ("run", "local_batch=64", "num_workers=2", *TINY),
-            ["global batch 128", "training set of 90 examples"],
-        ),
-        (("run", "local_batch=8", "strategy.op=adasum"), ["strategy.op=adasum", "MPI"]),
-        (("run", "local_batch=8", "device=cuda"), ["device=cuda"]),
-        (
-            ("run", "local_batch=8", "results_dir=/proc/nowhere", *TINY),
-            ["results_dir=/proc/nowhere"],
-        ),
-        (
-            ("run", "local_batch=8", "data=imagefolder", "data.root=~/nowhere-at-all"),
-            [str(Path.home())],
-        ),
-        (("run", "local_batch=8", "data=text", "model=llama_tiny"), ["data.path: no value given"]),
-        (
-            ("run", "local_batch=8", "data=text", f"data.path={__file__}"),
-            ["model=resnet18", "model=llama_tiny"],
-        ),
-        (
-            ("run", "local_batch=8", "model=llama_tiny"),
-            ["model=llama_tiny", "data=digits", "data=text data.path=FILE"],
-        ),
-        (
-            ("run", "local_batch=8", *TEXT, "data.sequence_length=1000000"),
-            ["data.sequence_length=1000000", "1000001", "a longer text"],
-        ),
-        (
-            ("run", "local_batch=8", *TEXT, "model.vocabulary_size=300"),
-            ["model.vocabulary_size=300", "256 tokens", "model.vocabulary_size=null"],
-        ),
-        (
-            ("run", "local_batch=8", *TEXT, "model.num_heads=3"),
-            ["model.hidden_size=64", "model.num_heads=3"],
-        ),
-        (("report", "nowhere"), ["nowhere"]),
-        (("frobnicate",), ["unknown command 'frobnicate'", "bsweep --help"]),
-    ],
-)
-def test_bad_input_exits_with_2_and_starts_nothing(
-    tmp_path: Path, arguments: tuple[str, ...], expected: list[str]
-) -> None:
-    if "device=cuda" in arguments and Path("/dev/nvidia0").exists():
-        pytest.skip("this machine has a GPU")
-    result = bsweep(*arguments, cwd=tmp_path)
-    assert result.returncode == 2, result.stdout + result.stderr
-    for words in expected:
-        assert words in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not list(tmp_path.rglob("config.yaml"))
 
 
 def test_a_study_of_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
