@@ -103,7 +103,7 @@ REFUSED = [  # what is typed after local_batch=8, and what is said
     ("data=imagefolder data.root=nowhere", "nowhere"),
     ("data=imagefolder data.root=~/nowhere-at-all", str(Path.home())),
     (f"{TINY_DATA} local_batch=64 num_workers=2", "global batch 128", "90 examples"),
-    ("strategy.op=adasum", "strategy.op=adasum", "MPI"),
+    ("-m strategy.op=average,adasum", "strategy.op=adasum", "MPI"),
     (f"{TINY_DATA} results_dir=/proc/nowhere", "results_dir=/proc/nowhere"),
     ("data=text model=llama_tiny", "data.path: no value given"),
     (f"{TEXT} model=resnet18", "model=resnet18", "model=llama_tiny"),

@@ -11,7 +11,6 @@ from bsweep.config.program_point import values_of
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.launch.checks import check_machine
 from tests.support.running import compose
 
 
@@ -115,10 +114,3 @@ def test_the_named_files_count_instead_of_the_commands(folder: Path) -> None:
     (folder / "model.py").write_text("WIDTH = 2\n")
     assert point(named).resolved().run_id != first.run_id
     assert point().resolved().run_id == point().resolved().run_id
-
-
-def test_horovodrun_around_a_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_RANK", "0")
-    monkeypatch.setenv("HOROVOD_SIZE", "2")
-    with pytest.raises(ValueError, match=r"program=own inside horovodrun: .*num_workers=2"):
-        check_machine(point("num_workers=2").resolved())

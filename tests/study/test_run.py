@@ -212,30 +212,6 @@ def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: 
 
 
 @pytest.mark.full
-def test_inside_horovodrun_knobs_are_horovodruns(tmp_path: Path) -> None:
-    prefix = (forks().horovodrun, "-np", "1", "--gloo")
-    result = bsweep(
-        "run", "local_batch=8", "strategy.cycle_time_ms=2", *QUICK, cwd=tmp_path, prefix=prefix
-    )
-    assert "HOROVOD_CYCLE_TIME=2 horovodrun" in result.stdout + result.stderr
-    assert not runs(tmp_path)
-    point = ("local_batch=8", "strategy.cycle_time_ms=2", *QUICK)
-    result = bsweep("run", *point, cwd=tmp_path, prefix=prefix, env={"HOROVOD_CYCLE_TIME": "2"})
-    assert result.returncode == 0, result.stdout
-
-
-@pytest.mark.full
-def test_inside_horovodrun_another_worker_count_is_refused(tmp_path: Path) -> None:
-    prefix = (forks().horovodrun, "-np", "2", "--gloo")
-    result = bsweep(
-        "run", "-m", "local_batch=8", "num_workers=2,3", *QUICK, cwd=tmp_path, prefix=prefix
-    )
-    assert result.returncode != 0
-    assert "num_workers=3, but horovodrun started 2 processes" in result.stdout + result.stderr
-    assert not runs(tmp_path)
-
-
-@pytest.mark.full
 def test_warm_and_launched_runs_reach_the_same_numbers(tmp_path: Path) -> None:
     point = ("local_batch=8", "num_workers=2", "precision=fp64", *QUICK)
     bsweep("run", *point, cwd=tmp_path)
@@ -603,17 +579,36 @@ def test_a_missing_extra_is_named_where_it_is_needed(
         launch.check_machine(point)
 
 
-def test_inside_horovodrun_diloco_needs_horovods_sums(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def horovodrun(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The first of two processes of horovodrun, which may be given more variables."""
     for name, value in (("RANK", "0"), ("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "2")):
         monkeypatch.setenv(f"HOROVOD_{name}", value)
-    diloco = ("local_batch=8", "num_workers=2", "strategy=diloco")
-    launch.check_machine(compose(*diloco, "strategy.algorithm=horovod", "launch=horovodrun"))
-    with pytest.raises(
-        ValueError, match=r"a strategy\.algorithm other than horovod inside horovodrun: torchrun"
-    ):
-        launch.check_machine(compose(*diloco))
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("num_workers=3", "num_workers=3, but horovodrun started 2 processes"),
+        ("strategy.cycle_time_ms=2", "HOROVOD_CYCLE_TIME=2 horovodrun"),
+        ("strategy=diloco", "strategy.algorithm other than horovod inside horovodrun"),
+        ("program=own program.command=ls launch=horovodrun", "program=own inside horovodrun"),
+    ],
+)
+@pytest.mark.usefixtures("horovodrun")
+def test_inside_horovodrun_what_it_cannot_train_is_refused(words: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        launch.check_machine(compose("local_batch=8", *words.split()))
+
+
+def test_inside_horovodrun_what_it_was_started_for_is_not_refused(
+    horovodrun: pytest.MonkeyPatch,
+) -> None:
+    diloco = ("strategy=diloco", "strategy.algorithm=horovod", "launch=horovodrun")
+    launch.check_machine(compose("local_batch=8", *diloco))
+    horovodrun.setenv("HOROVOD_CYCLE_TIME", "2")
+    launch.check_machine(compose("local_batch=8", "strategy.cycle_time_ms=2"))
 
 
 def test_fednova_is_doubted_with_an_optimizer_that_adapts_its_steps() -> None:
