@@ -8,7 +8,6 @@ import pytest
 
 from bsweep import launch
 from bsweep.config.run import RunConfig
-from bsweep.launch import checks
 from bsweep.launch.launcher import Launcher, LaunchRequest, host_launcher_of, launcher_of
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog.files import RunPaths
@@ -49,13 +48,3 @@ def test_another_host_is_reached_by_the_launcher_of_its_card() -> None:
     )
     assert host_launcher_of(torchrun).on_host("h2", torchrun, ["true"])[0] == "ssh"  # type: ignore[arg-type]
     assert "srun" in host_launcher_of(srun).on_host("h2", srun, ["true"])  # type: ignore[arg-type]
-
-
-def test_a_machine_with_gpus_refuses_a_limit_of_main_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(checks, "_on_gpus", lambda _: True)
-    words = ("launch=inline", "strategy=single", "launch.memory_limit_mb=[64]")
-    config = compose("local_batch=8", "num_workers=1", *words)
-    with pytest.raises(ValueError, match="not the memory of GPUs: set device=cpu"):
-        checks.check_machine(config)

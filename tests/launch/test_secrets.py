@@ -172,11 +172,3 @@ def test_the_next_sweep_removes_unused_leftovers_of_a_killed_one(
     present.leave()
     assert not left.exists()
     assert in_use.exists()
-
-
-def test_a_variable_that_is_named_and_not_set_is_refused(tmp_path: Path) -> None:
-    result = bsweep(
-        "run", "local_batch=8", "launch.environment=[NOT_SET_HERE]", *TINY, cwd=tmp_path
-    )
-    assert result.returncode == 2
-    assert 'launch.environment=["NOT_SET_HERE"]: NOT_SET_HERE not set here' in result.stderr

@@ -13,7 +13,6 @@ import pytest
 import torch
 from horovod.runner.http import http_server
 
-from bsweep import launch
 from bsweep.launch import warm
 from bsweep.launch.horovodrun_command import listen_only_at
 from bsweep.launch.outcome import Outcome
@@ -143,17 +142,3 @@ def test_points_leave_no_memory_to_the_next(
     ended = rank._train(compose("local_batch=8"), RunPaths(tmp_path), lambda: None)
     assert ended == Outcome("completed")
     assert order == ["trained", "given back", "agreed"]
-
-
-def test_a_memory_limit_is_refused_where_processes_go_on_after_a_point(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in {"RANK": 0, "SIZE": 1, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}.items():
-        monkeypatch.setenv(f"HOROVOD_{name}", str(value))
-    config = compose(
-        *TINY, "local_batch=8", "num_workers=1", "strategy=horovod", "launch.memory_limit_mb=[64]"
-    )
-    with pytest.raises(
-        ValueError, match=r"memory_limit_mb inside horovodrun.*Leave horovodrun out"
-    ):
-        launch.check_machine(config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
@@ -22,7 +21,7 @@ from bsweep import launch
 from bsweep.config.launch import HorovodrunConfig
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place, num_cores
-from bsweep.launch import checks, environment
+from bsweep.launch import environment
 from bsweep.runlog.errors import errors_reported
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
@@ -545,70 +544,6 @@ def test_threads_of_a_worker_are_as_many_as_asked_and_on_record(tmp_path: Path) 
     assert read_records(paths.metrics)[0][0]["threads"] == more
     assert Place(local_workers=2).threads(None) == max(1, num_cores() // 2)
     assert Place().threads(3) == 3
-
-
-def test_missing_horovod_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_has_horovod", lambda: False)
-    with pytest.raises(
-        ValueError, match=r"bsweep setup-horovod.*scripts/setup\.sh.*strategy=ddp, allreduce"
-    ):
-        launch.check_machine(compose("local_batch=8"))
-
-
-@pytest.mark.parametrize(
-    ("asked", "package"),
-    [
-        (("model=timm", "model.architecture=resnet18"), "timm"),
-        (("optimizer=lars",), "timm"),
-        (("optimizer=lamb",), "timm"),
-        (("data=cifar10", "data.root=x"), "safetensors"),
-        (("data=text", "data.path=x", "data.tokenizer=x", "model=llama_tiny"), "tokenizers"),
-    ],
-)
-def test_a_missing_extra_is_named_where_it_is_needed(
-    asked: tuple[str, ...], package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    point = compose("local_batch=8", "num_workers=1", "strategy=single", "launch=inline", *asked)
-    launch.check_machine(point)
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == package else real(name)
-    )
-    expected = rf"^{asked[0]}: {package} not installed: pip install 'bsweep\[{package}\]'"
-    with pytest.raises(ValueError, match=expected):
-        launch.check_machine(point)
-
-
-@pytest.fixture
-def horovodrun(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The first of two processes of horovodrun, which may be given more variables."""
-    for name, value in (("RANK", "0"), ("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "2")):
-        monkeypatch.setenv(f"HOROVOD_{name}", value)
-    return monkeypatch
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("num_workers=3", "num_workers=3, but horovodrun started 2 processes"),
-        ("strategy.cycle_time_ms=2", "HOROVOD_CYCLE_TIME=2 horovodrun"),
-        ("strategy=diloco", "strategy.algorithm other than horovod inside horovodrun"),
-        ("program=own program.command=ls launch=horovodrun", "program=own inside horovodrun"),
-    ],
-)
-@pytest.mark.usefixtures("horovodrun")
-def test_inside_horovodrun_what_it_cannot_train_is_refused(words: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        launch.check_machine(compose("local_batch=8", *words.split()))
-
-
-def test_inside_horovodrun_what_it_was_started_for_is_not_refused(
-    horovodrun: pytest.MonkeyPatch,
-) -> None:
-    diloco = ("strategy=diloco", "strategy.algorithm=horovod", "launch=horovodrun")
-    launch.check_machine(compose("local_batch=8", *diloco))
-    horovodrun.setenv("HOROVOD_CYCLE_TIME", "2")
-    launch.check_machine(compose("local_batch=8", "strategy.cycle_time_ms=2"))
 
 
 def test_fednova_is_doubted_with_an_optimizer_that_adapts_its_steps() -> None:
