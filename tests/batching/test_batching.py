@@ -17,10 +17,10 @@ from bsweep.config.parsing import conf_dir
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError
 from bsweep.data.plan import Share, global_batch
-from bsweep.study import branching, checks
+from bsweep.study import branching
 from tests.strategies.test_equivalence import NUM_TRAIN, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support.policies import Doubling
-from tests.support.running import ROOT, TINY, compose
+from tests.support.running import ROOT, compose
 
 LINEAR = ("optimizer.lr_rule=linear", "optimizer.reference_batch=24")
 STAGES = ("optimizer.schedule=multistep", "optimizer.milestones=[0.3,1]", "optimizer.gamma=0.5")
@@ -425,18 +425,3 @@ def test_a_run_whose_policy_decided_for_another_batch_is_not_gone_on_with(tmp_pa
         ConfigError, match="batching=noise_scale chose its batch sizes for the global batch"
     ):
         branching.check_branch(compose(*words, "global_batch=1024", f"resume_from={tmp_path}"))
-
-
-def test_a_policy_that_would_exceed_the_training_set_is_refused() -> None:
-    config = compose(
-        *TINY,
-        "batching=schedule",
-        "global_batch=8",
-        "model=tiny_cnn",
-        "batching.max_global_batch=1000",
-    )
-    with pytest.raises(
-        ConfigError,
-        match="max_global_batch=1000 is larger than the training set of 90 examples: use 90",
-    ):
-        checks.check_point(config)

@@ -103,6 +103,11 @@ REFUSED = [  # what is typed after local_batch=8, and what is said
     ("data=imagefolder data.root=nowhere", "nowhere"),
     ("data=imagefolder data.root=~/nowhere-at-all", str(Path.home())),
     (f"{TINY_DATA} local_batch=64 num_workers=2", "global batch 128", "90 examples"),
+    (
+        f"{TINY_DATA} batching=schedule model=tiny_cnn batching.max_global_batch=1000",
+        "max_global_batch=1000",
+        "90 examples: use 90",
+    ),
     ("-m strategy.op=average,adasum", "strategy.op=adasum", "MPI"),
     (f"{TINY_DATA} results_dir=/proc/nowhere", "results_dir=/proc/nowhere"),
     ("data=text model=llama_tiny", "data.path: no value given"),
