@@ -64,7 +64,7 @@ def command_lines_watched() -> Iterator[set[str]]:
         thread.join()
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full
 @pytest.mark.skipif(
     not Path("/proc/self/cmdline").exists(), reason="no /proc to read command lines from"
 )
