@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bsweep.runlog.files import RunLog, RunPaths, no_such_study, write_json
+from bsweep.runlog.locks import claimed, is_claimed
 from bsweep.runlog.reading import read_records, read_run
 from bsweep.runlog.records import Event
 from bsweep.runlog.summary import ended, write_summary
@@ -196,3 +197,13 @@ def test_no_study_of_an_unlike_name_is_suggested(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results/nom").mkdir(parents=True)
     assert "Did you mean" not in no_such_study(Path("results/nothere"))
+
+
+def test_a_claim_has_one_holder_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "study" / "lock"
+    with claimed(path) as first, claimed(path) as second:
+        assert (first, second) == (True, False)
+        assert is_claimed(path)
+    with claimed(path) as again:
+        assert again
+    assert not is_claimed(path)
