@@ -108,13 +108,10 @@ def test_a_narrow_link_between_sites_slows_what_crosses_it() -> None:
     [
         ("", "--network '': the bandwidth is missing"),
         ("25gbit,10gbit", "10gbit is a second bandwidth. Write one bandwidth"),
-        ("25gbit,10us,20us", "20us is a second latency"),
         ("25gbt,10us", r"25gbt,10us: 25gbt is not understood\. Did you mean 'gbit'"),
         ("25gbit,per_node=8,inner=2gbt/2us", r": inner=2gbt/2us: 2gbt is not understood"),
-        ("25gbit,10us,inner=100gbit/1us", "give per_node=8, too"),
+        ("25gbit,10us,inner=100gbit/1us", "per_node=8"),
         ("25gbit,per_node=2,per_node=4", "per_node is there twice"),
-        ("25gbits", "25gbits is not understood"),
-        ("10us", "10us: the bandwidth is missing"),
         ("-1gbit", "is not understood"),
         ("25gbit,per_nod=8", "Did you mean"),
         ("25gbit,per_node=0", "per_node=0: give a whole number from 1, such as 8"),
@@ -241,39 +238,6 @@ def test_rounds_pay_for_one_exchange() -> None:
     assert found.steps_each == 10
 
 
-def test_steps_by_speed_leave_little_waiting() -> None:
-    uneven = constants(speeds=(1.04, 1.0, 1.92, 1.19))
-    uniform, by_speed = (
-        steps(f"diloco:sync_every=100:allocation={name}", 4, uneven)
-        for name in ("uniform", "steps_by_speed")
-    )
-    idle = [(one.slowest_seconds - one.mean_seconds).mean() for one in (uniform, by_speed)]
-    assert idle[1] < 0.02 * idle[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("uniform", [10, 10, 10]),
-        ("steps_by_speed", [18, 10, 12]),  # rounded down
-        ("steps_by_flops", [19, 10, 13]),
-        ("batch_by_flops", [10, 10, 10]),
-    ],
-)
-def test_local_steps_are_those_of_runs(name: str, wanted: list[int]) -> None:
-    (way,) = words.ways_of(f"diloco:allocation={name}", NO_RUNS)
-    case = Case(constants(speeds=(1.88, 1.0, 1.26)), NETWORK, way, 3, 8)
-    assert [*case.local_steps(10)] == wanted
-
-
-def test_a_fast_worker_makes_steps_while_a_slow_one_makes_one() -> None:
-    of = constants(speeds=(1.0, 4.0), pass_seconds=np.zeros(NUM_DRAWS))
-    found = steps("diloco:sync_every=1:allocation=steps_by_speed", 2, of)
-    np.testing.assert_allclose(found.step_seconds, 8 * 0.05 + seconds("ring", 2))
-    np.testing.assert_allclose(found.mean_seconds, 8 * 0.05)
-    assert found.examples_factor == pytest.approx(2.5)
-
-
 def filled_in(name: str, batch: str, of: Constants, folder: Path) -> RunConfig:
     """What a run chooses for three workers with the speeds of constants, as a probe finds them."""
     config = compose(
@@ -358,16 +322,13 @@ def test_hybrid_keeps_workers_busy_and_waits_little() -> None:
 def test_a_batch_by_memory_needs_to_know_the_memory(study: Path) -> None:
     given = ["--network", "25gbit", "--strategies", "diloco,diloco:allocation=batch_by_memory"]
     for more, says in (
-        ([], "not known: give it in GB, as in --memories 80,40,24, or use --machine or --probe"),
-        (["--memories", "1e-6"], r"take 0\.\d+ GB of a worker's 1e-06 GB on 1 worker: give more"),
-        (["--memories", "80,x"], "--memories 80,x: give numbers such as"),
-        (["--memories", "80,0"], "--memories 0: give a number above 0"),
+        ([], "--strategies diloco:allocation=batch_by_memory: .* as in --memories 80,40,24"),
+        (["--memories", "1e-6"], r"take 0\.\d+ GB of a worker's 1e-06 GB on 1 worker"),
+        (["--memories", "80,x"], "--memories 80,x"),
+        (["--memories", "80,0"], "--memories 0"),
     ):
         with pytest.raises(ValueError, match=says):
             command.run([str(study), *given, *more])
-    result = run_bsweep("simulate", str(study), *given, cwd=study)
-    assert result.returncode == 2
-    assert "--strategies diloco:allocation=batch_by_memory: allocation=" in result.stderr
 
 
 def test_allocations_gain_what_they_gained_on_four_hosts() -> None:
@@ -396,8 +357,9 @@ def test_a_machine_and_a_probe_tell_what_workers_hold() -> None:
     assert [*even["global_batch"]] == [64, 128]
     shared = bsweep.simulate(probe=geo, global_batch=4096, **given)
     assert [*shared.cells["num_workers"]] == [8]
-    says = "local batch 819.2 of worker 0 is larger than the largest that its memory was found to"
-    assert any(f"not on 4 workers: {says} hold, 512." in note for note in shared.notes)
+    (note,) = [note for note in shared.notes if "not on 4 workers" in note]
+    assert "819.2" in note
+    assert "512" in note
 
 
 def test_so_many_local_steps_that_the_exchange_is_a_tenth_of_a_round() -> None:
@@ -502,11 +464,6 @@ def test_a_model_is_divided_among_all_workers_if_the_user_says_so() -> None:
     assert [card.num_parts(64) for card in cards] == [64, 8]
 
 
-def test_a_value_that_is_no_yaml_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"horovod:buckets=\[: '\[' is no value for buckets"):
-        words.ways_of("horovod:buckets=[", NO_RUNS)
-
-
 def test_stages_of_hand_computed_length_end_when_they_should() -> None:
     (way,) = words.ways_of("pipeline:schedule=gpipe:microbatches=2", NO_RUNS)
     graph = passes.graph_of(way.card, 2, 1)
@@ -607,7 +564,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_study_gives_constants_and_its_measured_cells(study: Path) -> None:
-    found = bsweep.simulate(study, workers=[1, 2, 256], strategies="horovod", local_batch=64)
+    found = bsweep.simulate(
+        study, workers=[1, 2, 256], strategies="horovod", local_batch=64, price_per_worker_hour=2
+    )
+    paid = found.cells["hours"] * found.cells["num_workers"] * 2
+    assert found.cells["money"].tolist() == pytest.approx(paid.tolist(), nan_ok=True)
     cells = found.cells.set_index(["kind", "num_workers"])["step_seconds"]
     assert set(found.cells["kind"]) == {"simulated", "measured"}
     for workers in (1, 2):
@@ -618,12 +579,6 @@ def test_a_study_gives_constants_and_its_measured_cells(study: Path) -> None:
     assert (simulated["step_seconds"] < simulated["step_seconds_high"]).all()
 
 
-def test_money_is_in_the_table(study: Path) -> None:
-    found = bsweep.simulate(study, workers=[64], strategies="horovod", price_per_worker_hour=2.0)
-    cell = found.cells.iloc[0]
-    assert cell["money"] == pytest.approx(cell["hours"] * 64 * 2)
-
-
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -632,6 +587,8 @@ def test_money_is_in_the_table(study: Path) -> None:
         (["--network", "25gbit", "--strategies", "horovid"], "Did you mean"),
         (["--network", "25gbit", "--strategies", "horovod:bucket=2"], "has no key 'bucket'"),
         (["--network", "25gbit", "--strategies", "horovod:buckets=0"], "buckets"),
+        (["--network", "25gbit", "--strategies", "horovod:buckets=["], "no value for buckets"),
+        (["--network", "25gbit", "--strategies", "horovod,own"], "--strategies own"),
         (["--network", "25gbit", "--global-batch", "32", "--workers", "64"], "less than one"),
         (["--network", "25gbit", "--strategies", "single", "--workers", "2"], "exchanges nothing"),
         (["--network", "25gbit", "--steps", "3"], "--steps 3"),
@@ -672,14 +629,6 @@ def test_a_way_that_cannot_be_trained_is_refused_as_its_card_does(
         bsweep.simulate(study, workers=[1, 2, 8], strategies=f"horovod,{way}", network="25gbit")
 
 
-def test_batches_by_flops_suit_every_strategy(study: Path) -> None:
-    found = bsweep.simulate(
-        study, workers=[2], strategies="horovod:allocation=batch_by_flops", network="25gbit",
-        speeds=(1.0, 0.5),
-    )  # fmt: skip
-    assert list(found.cells["num_workers"]) == [2]
-
-
 def test_by_speed_means_what_it_means_in_a_run() -> None:
     (short,), (long,) = (
         words.ways_of(f"diloco:allocation={name}", NO_RUNS)
@@ -696,9 +645,7 @@ def test_a_way_leaves_out_numbers_of_workers_that_do_not_suit_it(study: Path) ->
     workers = found.cells[found.cells["kind"] == "simulated"].groupby("strategy")["num_workers"]
     assert workers.apply(list).to_dict() == {"allreduce": [2, 4, 7, 11], "pipeline": [2, 4]}
     (note,) = [one for one in found.notes if "not on" in one]
-    assert note.startswith("pipeline: not on 7 and 11 workers: strategy.microbatches=4 with")
-    alone = bsweep.simulate(study, workers=[7], strategies="allreduce,pipeline", network="25gbit")
-    assert list(alone.cells["strategy"]) == ["allreduce"]
+    assert note.startswith("pipeline: not on 7 and 11 workers: ")
     with pytest.raises(ValueError, match=r"--strategies pipeline: strategy\.microbatches=4"):
         bsweep.simulate(study, workers=[7], strategies="pipeline", network="25gbit")
 
@@ -709,8 +656,7 @@ def test_numbers_of_workers_that_do_not_divide_the_batch_are_left_out(study: Pat
     found = bsweep.simulate(study, workers=counts("1..64"), strategies="horovod", **given)
     simulated = found.cells[found.cells["kind"] == "simulated"]
     assert list(simulated["num_workers"]) == [1, 2, 4]
-    says = "horovod: not on 8, 16, 32 and 64 workers: --global-batch 100 cannot be divided by 8."
-    assert f"{says} Choose a multiple, such as 96." in found.notes
+    assert any(note.startswith("horovod: not on 8, 16, 32 and 64 workers") for note in found.notes)
     with pytest.raises(ValueError, match="--global-batch 100 cannot be divided by 64"):
         bsweep.simulate(study, workers=[64], strategies="horovod", **given)
     uneven = "horovod:allocation=batch_by_flops"  # whose batches are not rounded
@@ -751,12 +697,12 @@ LAYERS = {"layer_parameters": (1_000_000, 9_000_000, 1_181_642)}
     ("run", "way", "workers", "suitable", "says"),
     [
         (PIECES, "pipedream", [4, 8, 64], [4, 8, 64], ""),
-        (PIECES, "pipedream:replicas=1", [4, 8, 64], [4], "has only 5 pieces (stem, one, two, th"),
+        (PIECES, "pipedream:replicas=1", [4, 8, 64], [4], "5 pieces"),
         (LLAMA, "tensor", [4, 8, 64], [4, 8, 64], ""),
         (LLAMA, "tensor:replicas=1", [4, 8, 64], [4], "larger strategy.replicas"),
         (VGG16, "tensor", [4, 6], [4, 6], ""),
-        (VGG16, "tensor:replicas=1", [3, 4, 6], [4], "the 4096 values between its large layers"),
-        (LAYERS, "parameter_server:sharding=layer", [4, 8], [4], "the model has 3 layers with par"),
+        (VGG16, "tensor:replicas=1", [3, 4, 6], [4], "4096 values"),
+        (LAYERS, "parameter_server:sharding=layer", [4, 8], [4], "3 layers"),
     ],
 )
 def test_a_way_is_simulated_on_workers_that_suit_the_model(
@@ -804,46 +750,26 @@ def test_more_workers_than_measured_are_doubted_more() -> None:
     assert nothing.doubt == pytest.approx(math.hypot(0.1 * 2**0.5, 0.2))
 
 
-def test_machines_whose_memory_is_too_small_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--machine", "h100", "--flops-per-example", "1e12", "--parameters", "20e9"]
-    given += ["--network", "400gbit", "--workers", "8,16", "--strategies", "allreduce,sharded"]
-    command.run([*given, "--json"])
-    (note,) = [
-        one for one in json.loads(capsys.readouterr().out)["notes"] if "GB of a worker" in one
-    ]
-    assert note.startswith("allreduce: on 8 and 16 workers ")
-    assert "up to 320 GB of a worker's 80 GB" in note  # AdamW has two vectors of state
-
-
-def test_deepspeed_divides_what_it_holds_beside_the_parameters(study: Path) -> None:
-    found = bsweep.simulate(
-        machine="h100", flops_per_example=1e12, parameters=20e9, network="400gbit", workers=[64],
-        strategies="deepspeed:stage=3,diloco",
-    )  # fmt: skip
-    assert not any(note.startswith("deepspeed") and "GB" in note for note in found.notes)
-    (note,) = [one for one in found.notes if one.startswith("diloco") and "GB" in one]
-    assert "up to 480 GB" in note  # the anchor and the outer momentum, too
-
-
-def test_memory_is_only_that_of_numbers_of_workers_that_suit_a_way() -> None:
+def test_machines_whose_memory_is_too_small_are_named() -> None:
+    """AdamW has two vectors of state, and diloco the anchor and the outer momentum, too."""
     found = bsweep.simulate(
         machine="h100", flops_per_example=1e12, parameters=20e9, network="400gbit",
-        workers=[8, 64], strategies="sharded:replicas=64",
+        workers=[8, 64],
+        strategies="allreduce,sharded,deepspeed:stage=3,diloco,sharded:replicas=64",
     )  # fmt: skip
-    (note,) = [one for one in found.notes if "GB of a worker" in one]
-    assert note.startswith("sharded:replicas=64: on 64 workers ")
-
-
-def test_own_code_is_not_simulated() -> None:
-    with pytest.raises(ValueError, match="--strategies own: strategy=own has code that"):
-        words.ways_of("horovod,own", NO_RUNS)
+    notes = [note for note in found.notes if "GB of a worker's 80 GB" in note]
+    assert [note.partition(" workers ")[0] for note in notes] == [
+        "allreduce: on 8 and 64", "diloco: on 8 and 64", "sharded:replicas=64: on 64",
+    ]  # fmt: skip
+    assert "up to 320 GB" in notes[0]
+    assert "up to 480 GB" in notes[1]
 
 
 def test_codecs_without_measured_seconds_are_named(study: Path) -> None:
     found = bsweep.simulate(
         study, workers=[2], strategies="allreduce:compression=topk,allreduce", network="1gbit"
     )
-    assert "The seconds of topk are not known: they take no time here." in found.notes
+    assert any("seconds of topk" in note for note in found.notes)
 
 
 def test_counts_are_numbers_or_doublings() -> None:
@@ -871,11 +797,10 @@ def test_python_takes_what_the_command_takes(study: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"workers": [2.5]}, r"--workers 2\.5: give counts such as 1,2,4 or 1\.\.4096"),
-        ({"workers": "four"}, "--workers four: give counts"),
-        ({"workers": 2.5}, r"--workers 2\.5: give counts"),
-        ({"network": []}, r"network \[\] names none: give some"),
-        ({"strategies": []}, "--strategies names none: give some"),
+        ({"workers": [2.5]}, r"--workers 2\.5: give counts such as 1,2,4"),
+        ({"workers": 2.5}, r"--workers 2\.5"),
+        ({"network": []}, r"network \[\]"),
+        ({"strategies": []}, "--strategies names none"),
     ],
 )
 def test_wrong_types_get_a_message_with_the_remedy(given: Any, says: str, study: Path) -> None:
@@ -899,15 +824,14 @@ def test_machines_are_published_not_measured(capsys: pytest.CaptureFixture[str])
     command.run([*given, "--network", "400gbit,5us", "--workers", "1,8,64", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert {cell["kind"] for cell in told["cells"]} == {"simulated"}
-    assert told["notes"][0].startswith("Computing: 40 % of what is published, not measured (")
-    assert told["notes"][0].endswith("). All rows are simulated.")
+    assert "40 % of what is published, not measured" in told["notes"][0]
     with pytest.raises(ValueError, match="flops-per-example"):
         command.run(["--machine", "h100", "--parameters", "1e9", "--network", "1gbit"])
     with pytest.raises(ValueError, match="Known: a100"):
         command.run(["--machine", "h99", "--parameters", "1e9", "--network", "1gbit"])
 
 
-@pytest.mark.parametrize("name", ["a100", "h100", "h200", "rtx4090"])
+@pytest.mark.parametrize("name", ["h100", "rtx4090"])
 def test_a_machine_has_the_link_that_its_vendor_states(name: str) -> None:
     given: dict[str, Any] = {
         "machine": name, "flops_per_example": 1e12, "parameters": 1e9, "workers": [64],
@@ -925,26 +849,15 @@ def test_a_machine_without_a_link_asks_for_a_network(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     own = "{tflops: 1, reached: 0.4, memory_gb: 8, workers: 1, inner: 1gbit, source: me"
     given: dict[str, Any] = {"machine": str(file), "flops_per_example": 1e9, "parameters": 1e6}
-    file.write_text(own + "}")
-    with pytest.raises(ValueError, match="describe the links with --network, as in"):
-        bsweep.simulate(**given)
-    file.write_text(own.replace("reached: 0.4, ", "") + "}")
-    with pytest.raises(ValueError, match=r"reached is missing: give it, as in `reached: 0\.4`"):
-        bsweep.simulate(**given)
-    file.write_text(own + ", lnk: 1gbit}")
-    with pytest.raises(ValueError, match=r"unknown key lnk\. Did you mean 'link'"):
-        bsweep.simulate(**given)
-    file.write_text(own + ", link: 2gb}")
-    with pytest.raises(ValueError, match=f"--machine {file}: 2gb: 2gb is not understood"):
-        bsweep.simulate(**given)
-
-
-def test_a_probe_gives_constants() -> None:
-    found = bsweep.simulate(
-        probe=Path(__file__).parents[2] / "results/measured/geo_distributed/probe.json",
-        workers=[1, 2], strategies="allreduce", network="1gbit", parameters=1e6,
-    )  # fmt: skip
-    assert (found.cells["step_seconds"] > 0).all()
+    for text, says in (
+        (own, "--network"),
+        (own.replace("reached: 0.4, ", ""), "reached is missing"),
+        (f"{own}, lnk: 1gbit", r"lnk\. Did you mean 'link'"),
+        (f"{own}, link: 2gb", f"--machine {file}: 2gb"),
+    ):
+        file.write_text(text + "}")
+        with pytest.raises(ValueError, match=says):
+            bsweep.simulate(**given)
 
 
 @pytest.mark.full
@@ -976,18 +889,12 @@ def test_a_prediction_marks_what_it_simulates(study: Path) -> None:
     assert cells[64].all()
     assert not cells[[1, 2]].any()
     assert found.recommended["num_workers"] == 64
-    says = "Simulated with 25gbit,10us: no step was timed on so many workers."
-    assert says in found.sentence()
-    assert says in found.brief()[1]
+    for said in (found.sentence(), found.brief()[1]):
+        assert "Simulated with 25gbit,10us" in said
     assert any("are simulated, not measured" in warning for warning in found.warnings)
     assert not any("cost of an exchange" in warning for warning in found.warnings)
-    told = found.as_json()
-    assert told["recommendation"]["is_simulated"] is True
-    assert "simulated" in repr(found)
-    parts = found.cells.filter(regex="_seconds$").columns
-    assert {"fixed_seconds", "exchange_seconds"} <= set(parts)
-    with pytest.raises(ValueError, match="not understood"):
-        bsweep.predict(study, 0.8, workers=[1, 2, 64], network="25gb")
+    assert found.as_json()["recommendation"]["is_simulated"] is True
+    assert {"fixed_seconds", "exchange_seconds"} <= set(found.cells)
 
 
 def test_activations_of_a_split_model_take_time() -> None:
@@ -1005,9 +912,9 @@ def test_activations_of_a_split_model_take_time() -> None:
     ("options", "says"),
     [
         ({"local_batch": 0}, "--local-batch 0: give a number above 0, such as 64"),
-        ({"speeds": [1.0, math.nan]}, "--speeds nan: give a number above 0"),
-        ({"parameters": -1e9}, r"--parameters -1e\+09: give a number above 0, such as 11e6"),
-        ({"price_per_worker_hour": math.inf}, "--price-per-worker-hour inf: give a number"),
+        ({"speeds": [1.0, math.nan]}, "--speeds nan"),
+        ({"parameters": -1e9}, r"--parameters -1e\+09"),
+        ({"price_per_worker_hour": math.inf}, "--price-per-worker-hour inf"),
     ],
 )
 def test_numbers_that_are_not_above_zero_are_refused(options: Any, says: str) -> None:
@@ -1062,11 +969,10 @@ def test_ddp_sends_what_its_hook_leaves() -> None:
         steps("ddp:hook=powersgd", 4)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_one_worker_is_as_fast_as_one_worker(seed: int) -> None:
+def test_one_worker_is_as_fast_as_one_worker() -> None:
     """Measured steps are compared with measured ones, and simulated with simulated ones."""
     groupnorm = Path(__file__).parents[2] / "results/measured/groupnorm"
-    cells = bsweep.simulate(groupnorm, workers=[1, 2], strategies="horovod", seed=seed).cells
+    cells = bsweep.simulate(groupnorm, workers=[1, 2], strategies="horovod").cells
     alone = cells[cells["num_workers"] == 1]
     assert set(alone["kind"]) == {"measured", "simulated"}
     assert alone["speed_up"].to_numpy() == pytest.approx(1)
