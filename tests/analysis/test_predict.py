@@ -16,10 +16,9 @@ import pytest
 import bsweep
 from bsweep.analysis.prediction.cells import cell_runs
 from bsweep.analysis.prediction.critical_batch import branches_of
-from bsweep.analysis.prediction.fitting import fit
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.objectives import choose_cell, parse_objective
-from bsweep.analysis.prediction.selection import chosen_too_low, missing, observed
+from bsweep.analysis.prediction.selection import chosen_too_low, observed
 from bsweep.analysis.prediction.step_time import Cell
 from bsweep.analysis.prediction.steps import fit_steps
 from bsweep.config.target import target_of
@@ -55,12 +54,7 @@ def test_every_cell_of_the_grid_is_predicted_and_the_truth_lies_within(
     assert set(zip(cells["global_batch"], cells["num_workers"], strict=True)) == {
         (batch, workers) for batch in (32, 64, 128, 256, 512) for workers in (1, 2)
     }
-    truth = np.array(
-        [
-            TRUTH.seconds(*row)
-            for row in cells[["global_batch", "num_workers"]].itertuples(index=False)
-        ]
-    )
+    truth = np.array([*map(TRUTH.seconds, cells["global_batch"], cells["num_workers"])])
     assert ((cells["typical_low"] < truth) & (truth < cells["typical_high"])).mean() >= 0.8
     assert (np.abs(cells["seconds"] / truth - 1)).median() < 0.1
     assert (cells["seconds_low"] <= cells["typical_low"]).all()
@@ -76,14 +70,10 @@ def test_every_cell_of_the_grid_is_predicted_and_the_truth_lies_within(
     assert not prediction.warnings
 
 
-PARTS = (
-    "fixed_seconds",
-    "computing_seconds",
-    "large_batch_seconds",
-    "exchange_seconds",
-    "waiting_seconds",
-    "bubble_seconds",
-)
+PARTS = [
+    f"{part}_seconds"
+    for part in ("fixed", "computing", "large_batch", "exchange", "waiting", "bubble")
+]
 
 
 @pytest.mark.full
@@ -95,16 +85,10 @@ def test_the_recommendation_is_the_best_cell_with_its_probability(
     assert truth[best["global_batch"], best["num_workers"]] < 1.05 * min(truth.values())
     assert prediction.cells["probability_best"].sum() == pytest.approx(1)
     assert prediction.choice.probability_close >= prediction.choice.probability_best
-    text = repr(prediction)
-    assert text.startswith("Fastest to a test accuracy of 0.9: global batch ")
-    assert "with probability" in text
-    assert "starts and evaluations come on top" in text
-    assert "linear" in text
+    named = f"global batch {best['global_batch']} on {best['num_workers']} worker"
+    assert repr(prediction).startswith(f"Fastest to a test accuracy of 0.9: {named}")
     assert "<table" in prediction._repr_html_()
-    assert (
-        bsweep.predict(bsweep.load(Path(prediction.seen.study.folder)), TARGET).choice
-        == prediction.choice
-    )
+    assert bsweep.predict(prediction.seen.study, TARGET).choice == prediction.choice
 
 
 def test_cells_left_out_are_predicted_from_the_others(
@@ -117,9 +101,7 @@ def test_cells_left_out_are_predicted_from_the_others(
     by_batch = table[table["left_out"] == "global_batch"]
     assert by_batch["error"].abs().median() < 0.15
     assert table["is_inside"].sum() >= len(table) - 2
-    text = repr(prediction)
-    assert text.index("Error without a cell's worker count (2 worker counts") < text.index("S_min")
-    assert "% for the worst cell" in text
+    assert "Error without a cell's worker count (2 worker counts" in repr(prediction)
 
 
 def test_one_more_run_brings_most_where_the_choice_is_open(
@@ -146,7 +128,6 @@ def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
     study = bsweep.load(folder)
     cheapest = bsweep.predict(study, TARGET, objective="cheapest", price_per_worker_hour=3.6)
     assert cheapest.recommended["num_workers"] == 1
-    assert cheapest.sentence().startswith("Cheapest to")
     assert cheapest.choice.value == pytest.approx(cheapest.recommended["worker_seconds"] / 1000)
     assert cheapest.cells["money"].to_numpy() == pytest.approx(
         cheapest.cells["worker_seconds"].to_numpy() / 1000
@@ -178,18 +159,8 @@ def test_the_least_energy_counts_the_power_of_idle_devices(folder: Path) -> None
     """
     study = bsweep.load(folder)
     workers = study.runs["num_workers"]
-    seconds = (
-        study.evaluations.groupby("run_id")["train_seconds"]
-        .last()
-        .reindex(study.runs["run_id"])
-        .to_numpy()
-    )
-    steps = (
-        study.evaluations.groupby("run_id")["num_steps"]
-        .last()
-        .reindex(study.runs["run_id"])
-        .to_numpy(float)
-    )
+    last = study.evaluations.groupby("run_id").last().loc[study.runs["run_id"]]
+    seconds, steps = (last[name].to_numpy(float) for name in ("train_seconds", "num_steps"))
     study.runs["train_seconds"] = seconds
     study.runs["energy_joules"] = 40 * seconds * workers + 0.3 * steps * study.runs["global_batch"]
     found = bsweep.predict(study, TARGET, objective="joules", batches=[32, 64, 128, 256, 512])
@@ -220,11 +191,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
     assert read["target"] == {"metric": "test_loss", "value": 0.1, "part": "test"}
     assert read["cells"][0]["joules"] is None
     assert read["learning_rate_rule"] == "linear"
-    assert [one["source"] for one in read["critical_batches"]] == [
-        "steps to target",
-        "noise scale",
-        "branched runs",
-    ]
+    assert len(read["critical_batches"]) == 3
     assert read["recommendation"]["global_batch"] in {128, 256}
     assert read["leave_out"]
 
@@ -233,25 +200,12 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (
-            ["--target-accuracy", "0.99"],
-            "no run reached a test accuracy of 0.99. The best median of three evaluations is 0.9",
-        ),
+        (["--target-accuracy", "0.99"], "The best median of three evaluations is 0.9"),
         (["--target-accuracy", "90"], "Is 0.9 meant?"),
         ([], "give a target"),
-        (
-            ["--target-accuracy", "0.9", "--batches", "64", "--workers", "2"],
-            "the grid has only one cell",
-        ),
+        (["--target-accuracy", "0.9", "--batches", "64", "--workers", "2"], "only one cell"),
         (["--target-accuracy", "0.9", "--objective", "fastes"], "Did you mean 'fastest'?"),
-        (
-            ["--target-accuracy", "0.9", "--objective", "money"],
-            "needs a price: give one such as --price-per-worker-hour",
-        ),
-        (
-            ["--target-accuracy", "0.9", "--objective", "money", "--price-per-worker-hour", "-1"],
-            "such as 2.5",
-        ),
+        (["--target-accuracy", "0.9", "--objective", "money"], "--price-per-worker-hour"),
         (["--target-accuracy", "0.9", "--where", "strategy"], "--where strategy=horovod"),
         (["--target-accuracy", "0.9", "--where", "optimiser=sgd"], "Did you mean 'optimizer'?"),
         (["--target-accuracy", "0.9", "--where", "global_batch=128"], "Run one more batch size"),
@@ -285,8 +239,6 @@ def test_runs_that_differ_in_more_than_the_grid_have_to_be_chosen(tmp_path: Path
     where = {"hardware": "Test CPU, 2 cores"}
     with pytest.raises(ValueError, match=r"momentum: 0\.8, 0\.9.*--where optimizer\.momentum=0\.8"):
         bsweep.predict(study, TARGET, where=where)
-    with pytest.raises(ValueError, match="different hardware"):
-        bsweep.predict(tmp_path / "s", TARGET)
     found = bsweep.predict(
         tmp_path / "s", TARGET, where={**where, "optimizer.momentum": "0.9"}, batches=[32, 64, 128]
     )
@@ -305,37 +257,21 @@ def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
                 tmp_path / "s", TRUTH, batch=8 * batch, seed=seed, most_examples=most * 2
             )
     study = bsweep.load(tmp_path / "s")
-    seen = observed(study, target_of(accuracy=TARGET))
-    reached = seen.runs.groupby("global_batch")["reached"].sum()
-    assert reached[32] == 2
-    assert reached[1024] == 0
-    steps = fit(seen, num_draws=1000).steps
-    without = study.runs["global_batch"].isin(reached.index[reached > 0])
-    few = fit(observed(study, target_of(accuracy=TARGET), {}), num_draws=1000).steps
-    low, high = np.quantile(np.exp(steps.log_steps(1024)), [0.05, 0.95])
-    assert low > 0.85 * most * 2 / 1024, "more steps than it was trained"
-    assert low < TRUTH.steps(1024) < high
-    assert without.any()
-    assert few.batches == steps.batches
     prediction = bsweep.predict(study, TARGET)
     row = prediction.cells.set_index("global_batch").loc[1024]
+    assert row["steps_low"] > 0.85 * most * 2 / 1024, "more steps than it was trained"
+    assert row["steps_low"] < TRUTH.steps(1024) < row["steps_high"]
     assert row["num_runs"] == 2
     assert row["num_reached"] == 0
     assert np.isnan(row["measured_seconds"])
-    assert "0 of 2 reached" in repr(prediction)
     assert row["is_unreached"]
     assert not row["is_allowed"]
     assert row["probability_best"] == 0
     assert "0 of 2 reached; left out" in repr(prediction)
-    assert "Left out: cells with a batch size whose runs, or those of a smaller" in repr(prediction)
     assert bsweep.predict(study, TARGET, batches=[64, 1024, 2048]).cells["is_unreached"].iloc[-1]
-    unreached = bsweep.predict(study, TARGET, batches=[512, 1024])
-    assert "No run of this cell reached the target (2 runs)." in unreached.sentence(), (
-        "where there is nothing else"
-    )
-    assert any(
-        warning.startswith("no run of the recommended cell") for warning in unreached.warnings
-    )
+    unreached = bsweep.predict(study, TARGET, batches=[512, 1024])  # there is nothing else
+    assert "No run of this cell reached the target" in unreached.sentence()
+    assert any("no run of the recommended cell" in warning for warning in unreached.warnings)
 
 
 @pytest.mark.full
@@ -370,11 +306,8 @@ def test_a_batch_that_missed_the_target_is_not_recommended(
     cells = prediction.cells.set_index("global_batch")
     assert cells["seconds"][256] < cells["seconds"][128], "by the law it still is"
     assert prediction.recommended["global_batch"] == 128
-    broken_off = [
-        write_target_run(tmp_path / "t", truth, batch=b, workers=2, most_examples=m, status=how)
-        for b, m, how in _BROKEN_OFF
-    ]
-    assert len(broken_off) == 3
+    for b, most, how in _BROKEN_OFF:
+        write_target_run(tmp_path / "t", truth, batch=b, workers=2, most_examples=most, status=how)
     assert bsweep.predict(tmp_path / "t", TARGET).recommended["global_batch"] == 256, (
         "it was not trained to its end"
     )
@@ -408,7 +341,6 @@ def test_runs_that_missed_the_target_count_in_a_cells_error(
     assert left_out["is_bound"].to_dict() == {32: False, 128: False, 256: True, 512: False}
     assert left_out["error"][256] == 0
     assert left_out["is_inside"][256], "longer than it was trained"
-    assert "lower bound" in repr(prediction)
 
 
 @pytest.mark.full
@@ -512,11 +444,7 @@ def test_of_several_learning_rates_each_batch_goes_by_its_best(tmp_path: Path) -
     prediction = bsweep.predict(tmp_path / "s", TARGET)
     assert prediction.seen.rates == best
     assert prediction.cells["num_runs"].sum() == 6
-    assert (
-        prediction.rate_rule
-        == "fixed, with the optimizer.lr that needs the fewest steps to the target at each batch: "
-        "0.1 at 32, 0.2 at 128, 0.4 at 512"
-    )
+    assert prediction.rate_rule.endswith(": 0.1 at 32, 0.2 at 128, 0.4 at 512")
     assert any("several learning rates were tried" in warning for warning in prediction.warnings)
     truth = np.array([TRUTH.seconds(int(batch), 1) for batch in prediction.cells["global_batch"]])
     assert (np.abs(prediction.cells["seconds"] / truth - 1)).median() < 0.1
@@ -622,34 +550,19 @@ def test_formulas_that_miss_what_was_measured_are_doubted(tmp_path: Path) -> Non
 def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> None:
     for batch in (32, 128):
         write_target_run(tmp_path / "s", TRUTH, batch=batch, every_examples=400_000)
-    says = (
-        r"are not known for any batch size, .* 2 runs reached a test accuracy of 0.9 at the first "
-        r"evaluation.* Evaluate more often \(evaluate_every_examples=40000; .* harder to reach"
-    )
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=r"2 runs reached .*evaluate_every_examples=40000"):
         bsweep.predict(tmp_path / "s", TARGET)
     for batch in (256, 512):
         write_target_run(tmp_path / "s", TRUTH, batch=batch)
     prediction = bsweep.predict(tmp_path / "s", TARGET)
     assert any("only an upper bound" in line for line in prediction.warnings)
-    few = prediction.seen.without("global_batch", 512)
-    assert "Run one more batch size. 2 runs reached" in missing(few)
     write_target_run(tmp_path / "s", TRUTH, batch=1024)
     prediction = bsweep.predict(tmp_path / "s", TARGET, batches=[256, 512, 1024])
     assert not any("only an upper bound" in line for line in prediction.warnings)
-
-
-@pytest.mark.full
-def test_a_time_known_by_a_bound_alone_is_not_called_measured(tmp_path: Path) -> None:
-    for batch in (32, 128):
-        write_target_run(tmp_path / "s", TRUTH, batch=batch, every_examples=400_000)
-    for batch in (256, 512, 1024):
-        write_target_run(tmp_path / "s", TRUTH, batch=batch)
     prediction = bsweep.predict(tmp_path / "s", TARGET, batches=[32, 128, 256, 512, 1024])
     assert prediction.recommended["global_batch"] == 32
-    assert "Predicted: its own runs reached the target at their first" in prediction.sentence()
+    assert "reached the target at their first evaluation" in prediction.sentence()
     assert "The best measured cell is global batch 256" in prediction.sentence()
-    assert "the recommended cell again" in prediction.next_run()
     assert "evaluate_every_examples=40000" in prediction.next_run()
 
 
@@ -660,7 +573,6 @@ def test_a_cell_without_a_time_of_its_own_is_not_called_bounded(tmp_path: Path) 
     prediction = bsweep.predict(tmp_path / "s", TARGET, batches=[32, 128, 256, 512])
     assert prediction.recommended["global_batch"] == 128
     assert "Runs of this cell reached the target." in prediction.sentence()
-    assert "again, with more evaluations" not in prediction.next_run()
     assert prediction.evaluate_every_examples is None
 
 
@@ -710,9 +622,7 @@ def test_objectives_and_times_as_people_write_them() -> None:
             parse_objective(text)
 
 
-def test_tables_are_dataframes_for_a_notebook(prediction: bsweep.analysis.Prediction) -> None:
-    assert isinstance(prediction.cells, pd.DataFrame)
-    assert isinstance(prediction.fits, pd.DataFrame)
+def test_the_limits_of_batches_are_those_of_the_law(prediction: bsweep.analysis.Prediction) -> None:
     fits = prediction.fits
     for name, value in (
         ("S_min (steps)", TRUTH.minimum_steps),
