@@ -52,12 +52,8 @@ def test_runs_and_epochs_have_the_promised_columns_and_values(tmp_path: Path) ->
     assert list(study.runs.columns[: len(RUN_COLUMNS)]) == RUN_COLUMNS
     assert list(study.epochs.columns[: len(EPOCH_COLUMNS)]) == EPOCH_COLUMNS
     run = study.runs.iloc[1]
-    assert (run["local_batch"], run["global_batch"], run["epochs"], run["status"]) == (
-        64,
-        128,
-        3,
-        "completed",
-    )
+    sizes = run[["local_batch", "global_batch", "epochs", "status"]].tolist()
+    assert sizes == [64, 128, 3, "completed"]
     assert (run["model"], run["stem"], run["data"]) == ("resnet18", "imagenet", "imagefolder")
     assert (run["lr"], run["lr_rule"], run["hardware"]) == (0.1, "per_worker", "Test CPU, 2 cores")
     assert run["train_seconds"] == pytest.approx(train_seconds(64, 2))
@@ -87,11 +83,7 @@ def test_unfinished_runs_are_filled_from_start_record_or_config(tmp_path: Path) 
     seen = runs[started.name]
     assert (seen["local_batch"], seen["global_batch"], seen["epochs"]) == (8, 16, 1)
     planned = runs[waiting.name]
-    assert (planned["local_batch"], planned["global_batch"], planned["planned_epochs"]) == (
-        16,
-        32,
-        3,
-    )
+    assert planned[["local_batch", "global_batch", "planned_epochs"]].tolist() == [16, 32, 3]
     assert np.isnan(planned["train_seconds"])
     assert planned["lr_rule"] == "per_worker"
 
@@ -118,10 +110,9 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
         file.write('{"schema": 1, "type": "ep')
     study = bsweep.load(tmp_path / "s")
     assert len(study.epochs) == 3
-    assert [warning.split(": ", 1)[1] for warning in study.warnings] == [
-        "metrics.jsonl: ignored an incomplete last line of 25 bytes.",
-        "cores are shared",
-    ]
+    torn, shared = study.warnings
+    assert "incomplete last line of 25 bytes" in torn
+    assert shared.endswith("cores are shared")
 
 
 @pytest.mark.parametrize(
@@ -229,11 +220,7 @@ def test_repetitions_of_a_seed_are_no_seeds(tmp_path: Path) -> None:
         np.mean([train_seconds(8, 1, seed=seed) for seed in (0, 1)])
     )
     assert np.isnan(cell["train_seconds_ci95"])
-    assert [
-        line
-        for line in analysis.caveats(study)
-        if line.startswith("Runs that repeat a seed of the same cell: 1.")
-    ]
+    assert any("repeat a seed of the same cell: 1" in line for line in analysis.caveats(study))
     curve = analysis.epoch_curves(study)
     assert curve["n"].tolist() == [2] * 3
 
@@ -355,10 +342,7 @@ def test_derived_thread_counts_keep_one_curve_but_forbid_a_speedup(
     assert analysis.levels(cells) == ["variant", "num_workers", "local_batch"]
     assert analysis.entangled(runs) == ["threads"]
     assert analysis.scaling(cells).empty
-    assert (
-        analysis.unequal_threads(cells)
-        == "No speed-up: 1 worker had 2 threads, 2 workers had 1 each."
-    )
+    assert "1 worker had 2 threads, 2 workers had 1 each" in analysis.unequal_threads(cells)
     assert analysis.unequal_threads(analysis.cells(runs.assign(threads=1))) == ""
 
 
@@ -388,11 +372,7 @@ def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
     scaling = analysis.scaling(cells).droplevel(["variant", "local_batch"])
     assert scaling["base_workers"].to_dict() == {2: 2, 4: 2}
     assert scaling.loc[4, "speedup"] == pytest.approx(2 / 2**0.1)
-    reason = (
-        "No speed-up between unequal threads: 1 worker had 4 threads, 2 workers had 2 each, 4 "
-        "workers had 2 each."
-    )
-    assert analysis.unequal_threads(cells) == reason
+    assert "1 worker had 4 threads, 2 workers had 2 each" in analysis.unequal_threads(cells)
     on_gpus = analysis.cells(runs.assign(device="NVIDIA H200"))
     assert len(analysis.scaling(on_gpus)) == 3, "threads of the host do not compute there"
 
@@ -592,10 +572,7 @@ def test_different_hardware_makes_different_curves_and_is_said(tmp_path: Path) -
     cells = analysis.cells(study.runs)
     assert analysis.levels(cells)[0] == "hardware"
     assert analysis.batch_ratios(cells).empty
-    assert (
-        "their times cannot be compared: 4 x Tesla T4, Test CPU, 2 cores; Test CPU, 2 cores"
-        in study.warnings[0]
-    )
+    assert "4 x Tesla T4, Test CPU, 2 cores; Test CPU, 2 cores" in study.warnings[0]
 
 
 def test_different_automatic_precision_makes_different_curves_and_is_said(tmp_path: Path) -> None:
@@ -663,9 +640,7 @@ def test_a_learning_rate_for_each_batch_keeps_one_curve_and_is_reported(tmp_path
     runs = study.runs
     assert analysis.entangled(runs) == ["lr"]
     (line,) = analysis.caveats(study)
-    assert line.startswith(
-        "The base learning rate changes together with the batch size or the number of workers"
-    )
+    assert line.startswith("The base learning rate changes together with the batch size")
     assert len(analysis.batch_ratios(analysis.cells(runs))) == 2
 
 
@@ -714,10 +689,8 @@ RING, NATIVE = (
     ("variants", "names"),
     [
         ([{}], ["horovod"]),
-        ([{}, RING], ["horovod", "allreduce ring"]),
         ([{}, NATIVE], ["horovod", "allreduce"]),
         ([RING, NATIVE], ["ring", "native"]),
-        ([server("layer"), server("memory")], ["layer", "memory"]),
         (
             [server("layer"), server("memory"), RING],
             ["parameter_server layer", "parameter_server memory", "allreduce ring"],
@@ -731,21 +704,11 @@ RING, NATIVE = (
             ["num_servers 1", "num_servers 2"],
         ),
         (
-            [server("layer"), server("layer", colocated=True)],
-            ["parameter_server", "parameter_server colocated"],
-        ),
-        ([{}, {"compression": TOPK}], ["horovod", "horovod topk"]),
-        (
             [{}, {"compression": TOPK}, {"compression": {**TOPK, "density": 0.1}}],
             ["horovod", "horovod topk 0.01", "horovod topk 0.1"],
         ),
         ([{**RING, "compression": TOPK}, {}], ["allreduce ring topk", "horovod"]),
-        ([diloco("uniform")], ["diloco"]),
         ([{}, diloco("uniform")], ["horovod", "diloco"]),
-        (
-            [diloco("uniform"), diloco("steps_by_speed"), diloco("hybrid")],
-            ["uniform", "steps_by_speed", "hybrid"],
-        ),
         ([{}, diloco("uniform"), diloco("hybrid")], ["horovod", "diloco uniform", "diloco hybrid"]),
         (
             [diloco("uniform"), diloco("uniform", (None, (100, 90)))],
@@ -794,12 +757,7 @@ def test_servers_and_waits_are_summed_over_epochs(tmp_path: Path) -> None:
     steps = 2 * 250
     assert study.servers["run_id"].tolist() == [folder.name] * 2
     fullest = study.servers.iloc[0]
-    assert (fullest["server"], fullest["share"], fullest["pushes"], fullest["max_lead"]) == (
-        0,
-        0.743,
-        4 * steps,
-        0,
-    )
+    assert fullest[["server", "share", "pushes", "max_lead"]].tolist() == [0, 0.743, 4 * steps, 0]
     assert fullest["busy_seconds"] == pytest.approx(0.5 * 4 * 0.743 * steps)
     assert fullest["load"] == pytest.approx(0.5 * 4 * 0.743 / server_step_seconds(4, "layer"))
     assert study.waits["worker"].tolist() == [0, 1, 2, 3]
@@ -846,13 +804,7 @@ def test_a_codecs_computing_and_what_is_hidden_are_no_exchange(tmp_path: Path) -
 
 def test_that_steps_were_shared_out_anew_is_no_warning(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "s", local_batch=4, num_workers=4, events=("cores are shared",))
-    event = {
-        "schema": 1,
-        "time": 0.0,
-        "type": "event",
-        "event": "reallocated",
-        "message": "steps 4 become 5",
-    }
+    event = {"schema": 1, "time": 0.0, "type": "event", "event": "reallocated", "message": "more"}
     with RunPaths(folder).metrics.open("a") as log:
         log.write(json.dumps(event) + "\n")
     assert [line.partition(": ")[2] for line in bsweep.load(tmp_path / "s").warnings] == [
