@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import bsweep
-from bsweep import analysis, plots, report
+from bsweep import analysis
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.tuning import rates
 from bsweep.config.target import target_of
@@ -80,12 +80,3 @@ def test_seeds_that_diverge_count_as_missed(tmp_path: Path) -> None:
     table = rates(bsweep.load(tmp_path / "s")).set_index("learning_rate")
     assert table["missed"].to_dict() == {0.025: 0, 0.1: 1}
     assert table["is_best"].to_dict() == {0.025: True, 0.1: False}
-
-
-@pytest.mark.full
-def test_a_report_shows_the_best_rates(
-    collapse: analysis.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plots, "FIGURES", {})
-    page = report.write(collapse.folder, tmp_path / "out")
-    assert "| 8 | 3 | 0.025 | " in page.with_name("table.md").read_text()
