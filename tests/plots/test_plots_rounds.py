@@ -7,17 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import bsweep
 from bsweep import analysis, plots
 from bsweep.analysis.once import computing_once
-from tests.support.synthetic_study import (
-    ALLOCATIONS,
-    META,
-    diloco,
-    write_run,
-)
+from tests.plots.test_plots import legend_texts
+from tests.support.synthetic_study import ALLOCATIONS, META, diloco, write_run
 
 NAMES = [
     "uniform (4 each)", "batch by FLOP/s (4/4/6/5)", "batch by memory (8/8/32/16)", ("steps by "
@@ -25,7 +20,6 @@ NAMES = [
     "steps by speed (4 each)", "hybrid (4/4/16/8)", "network-aware (4 each)",
 ]  # fmt: skip
 FIGURES = ("idle_by_node", "loss_by_time")
-SHOWN = "loss_by_time"  # has lines, bands and a part that is shown larger
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +34,6 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
             settings: dict[str, Any] = {"settings": diloco(name), "meta": launched, "num_rounds": 4}
             write_run(folder, local_batch=4, num_workers=4, seed=seed, epochs=1, **settings)
     return bsweep.load(folder)
-
-
-def legend_texts(figure: Figure) -> list[str]:
-    return [
-        text.get_text()
-        for legend in figure.legends
-        for text in (legend.get_title(), *legend.get_texts())
-    ]
 
 
 @pytest.mark.full
@@ -65,22 +51,6 @@ def test_figures_of_rounds_are_drawn_where_there_are_rounds(
         drawn = plots.figures(alone)
         for name in FIGURES:
             drawn[name](alone).draw_without_rendering()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.full) for name in FIGURES if name != SHOWN),
-        SHOWN,
-    ],
-)
-def test_a_figure_is_saved_the_same_twice(
-    name: str, uneven: analysis.Study, tmp_path: Path
-) -> None:
-    for number in (1, 2):
-        plots.save(plots.FIGURES[name](uneven), tmp_path / f"{number}.svg")
-    assert (tmp_path / "1.svg").read_bytes() == (tmp_path / "2.svg").read_bytes()
 
 
 @pytest.mark.full

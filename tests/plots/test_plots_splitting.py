@@ -29,10 +29,7 @@ from tests.support.split_study import (
 )
 from tests.support.synthetic_study import write_study
 
-FIGURES = (
-    "time_by_split",
-    "memory_by_worker",
-)
+FIGURES = ("time_by_split", "memory_by_worker")
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +68,7 @@ def test_a_study_of_pipedream_alone_has_its_versions_of_weights(tmp_path: Path) 
 
 
 @pytest.mark.full(but=1)
-@pytest.mark.parametrize(
-    "style", [None, *(pytest.param(style, marks=pytest.mark.full) for style in plots.STYLES)]
-)
+@pytest.mark.parametrize("style", [None, *plots.STYLES])
 @pytest.mark.parametrize("name", FIGURES)
 def test_they_are_readable(name: str, style: str | None, split: analysis.Study) -> None:
     figure = plots.FIGURES[name](split, style)
