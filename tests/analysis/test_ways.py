@@ -143,21 +143,6 @@ def test_the_bubble_is_that_of_the_number_of_micro_batches(folder: Path) -> None
     assert unseen["local_batch"] == 256, "all workers of a pipeline take the same examples"
 
 
-@pytest.mark.full
-def test_where_selects_one_way(folder: Path) -> None:
-    found = bsweep.predict(folder, TARGET, where={"strategy": "sharded"})
-    assert set(found.cells["way"]) == {""}
-    assert found.fitted.step_time.strategies == ("sharded",)
-
-
-def test_measured_bubbles_come_before_the_formula() -> None:
-    card = card_of({"strategy": "pipeline", **_dotted(pipeline(4))})
-    assert card
-    assert Way("p", card).cell(64, 2, 1).form.busy == pytest.approx(4 / 5)
-    assert Way("p", card, bubbles={2: 0.5}).cell(64, 2, 1).form.busy == 0.5
-    assert Way("p", card, bubbles={2: 0.5}).cell(64, 4, 1).form.busy == pytest.approx(4 / 7)
-
-
 def test_what_a_worker_sends_follows_from_parts_and_replicas() -> None:
     def sent(name: str, workers: int, replicas: int, **more: object) -> float:
         settings = {"name": name, "replicas": replicas, "reduce": "fp32", **more}
@@ -287,6 +272,7 @@ def test_probed_steps_of_a_way_count(folder: Path, tmp_path: Path) -> None:
     )
     how: dict[str, Any] = {"where": {"strategy": "sharded"}, "workers": [2, 8], "batches": [256]}
     found = bsweep.predict(folder, TARGET, probe=path, **how)
+    assert set(found.cells["way"]) == {""}
     (with_probe,) = found.cells[found.cells["num_workers"] == 8].to_dict("records")
     without = bsweep.predict(folder, TARGET, **how).cells
     (unknown,) = without[without["num_workers"] == 8].to_dict("records")
@@ -295,8 +281,8 @@ def test_probed_steps_of_a_way_count(folder: Path, tmp_path: Path) -> None:
     assert with_probe["step_seconds"] > 1.5 * unknown["step_seconds"]
     said = [line for line in found.warnings if "leaves out" in line]
     assert len(said) == 2
-    assert "model.name=vgg16, but runs have resnet18" in said[0]
-    assert "strategy=pipeline on 8 workers: the runs have no such strategy" in said[1]
+    assert "model.name=vgg16" in said[0]
+    assert "strategy=pipeline on 8 workers" in said[1]
 
 
 def test_probes_of_whole_models_belong_to_their_own_strategy(tmp_path: Path) -> None:
@@ -315,14 +301,6 @@ def test_probes_of_whole_models_belong_to_their_own_strategy(tmp_path: Path) -> 
     assert kinds("horovod") == [("compute", "horovod"), ("exchange", "horovod")]
     assert kinds("allreduce") == [("compute", "ddp")]
     assert kinds("ddp", "vgg16") == []
-
-
-def test_other_json_is_no_probe(tmp_path: Path) -> None:
-    path = tmp_path / "probe.json"
-    for text in ("{}", '{"study": "s"}'):
-        path.write_text(text)
-        with pytest.raises(ValueError, match="is not a probe"):
-            probed(path, {}, pd.DataFrame())
 
 
 def test_more_workers_need_less_memory_for_a_split_model(tmp_path: Path) -> None:
