@@ -5,7 +5,6 @@ everywhere, and networks are compared.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,13 +66,11 @@ def test_networks_are_compared(prediction: analysis.Prediction) -> None:
         )
     fast, slow = (curves[curves["network"] == name].iloc[-1] for name in NETWORKS)
     assert fast["seconds"] < slow["seconds"]
-    lines = prediction.network_lines()
-    assert len(lines) == 2
-    for line, one in zip(lines, prediction.of_networks, strict=True):
-        is_simulated = bool(one.recommended["is_simulated"])
-        assert line.startswith(f"With {one.network}{', simulated' * is_simulated}: global batch ")
-        assert ("as timed" in line) != is_simulated
-        assert "90 % interval" in line
+    for line, one in zip(prediction.network_lines(), prediction.of_networks, strict=True):
+        best = one.recommended
+        simulated = ", simulated" * bool(best["is_simulated"])
+        named = f"global batch {best['global_batch']} on {best['num_workers']} worker"
+        assert line.startswith(f"With {one.network}{simulated}: {named}")
     assert "knee" in repr(prediction)
 
 
@@ -108,7 +105,6 @@ def test_the_command_prints_a_line_for_each_network(capsys: pytest.CaptureFixtur
     assert command.run(words) == 0
     told = capsys.readouterr().out
     assert all(f"With {network}, " in told for network in NETWORKS)
-    assert "--network 25gbit,10us --network 100mbit,1ms --workers 1,2,4,8,16,32,64 writes" in told
     assert command.run([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [one["network"] for one in found["networks"]] == NETWORKS
@@ -136,12 +132,12 @@ def test_figures_and_tables_mark_what_is_simulated(study: analysis.Study) -> Non
         assert "simulated" in legends, name
     tables = {table.name: table for table in recommended(study)}
     assert tables["predicted"].cells["runs"].str.contains("simulated").any()
-    assert "Simulated: steps as on 25gbit,10us" in tables["predicted"].caption
+    assert "25gbit,10us" in tables["predicted"].caption
     assert len(tables["larger-clusters"].cells) == len(analysis.larger_clusters(study))
 
 
 @pytest.mark.full
-def test_without_a_network_nothing_is_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_network_nothing_is_simulated() -> None:
     plain = bsweep.load(GROUPNORM)
     assert analysis.larger_clusters(plain).empty
     assert not analysis.surface(plain)["is_simulated"].any()
@@ -149,21 +145,6 @@ def test_without_a_network_nothing_is_simulated(capsys: pytest.CaptureFixture[st
     assert answer.prediction is not None
     assert answer.prediction.network_lines() == []
     assert "network" not in answer.prediction.sentence()
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--network", "25gb"], "--network 25gb"),
-        (["--workers", "1..64"], "--workers without a network"),
-    ],
-)
-def test_a_report_refuses_what_it_cannot_simulate(
-    words: list[str], says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    assert report_command.run([str(GROUPNORM), "--out", str(tmp_path / "out"), *words]) == 2
-    assert says in caplog.text + capsys.readouterr().err
 
 
 @pytest.mark.full
@@ -181,7 +162,6 @@ def test_a_network_that_misses_the_deadline_is_left_out() -> None:
     assert best.startswith("With 100gbit,1us, simulated: ")
     assert lost.startswith(f"With 1mbit,100ms: objective {deadline!r}: no cell meets the deadline")
     assert lost in found.brief()
-    assert re.search(r"The nearest is global batch \d+ on (8|16) workers, .* \(median", lost)
     assert found.as_json()["not_predicted"] == [lost]
 
 
@@ -207,17 +187,16 @@ def test_a_codec_is_compared_like_a_network_and_doubted_more() -> None:
     assert (widths[1] > np.hypot(widths[0], 0.9 * 2 * 1.645 * OTHER_WAY)).all()
     assert any("a codec may change it" in warning for warning in found.warnings)
     assert any("no run measured the seconds that fp16 takes" in one for one in found.warnings)
-    with pytest.raises(ValueError, match="compression=fp15 is unknown"):
-        bsweep.load(GROUPNORM).on_networks("1gbit,compression=fp15")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("network", "says"),
     [
-        ("1gbit,compression=", "name a codec, as in compression=fp16"),
-        ("1gbit,compression=own", "compression=own has code that bsweep does not know"),
-        ("1gbit,compression=powersgd", "what compression=powersgd sends depends on the model"),
+        ("1gbit,compression=", "name a codec"),
+        ("1gbit,compression=fp15", "compression=fp15 is unknown"),
+        ("1gbit,compression=own", "compression=own has code"),
+        ("1gbit,compression=powersgd", "what compression=powersgd sends"),
     ],
 )
 def test_a_codec_that_cannot_be_simulated_is_refused_by_its_option(network: str, says: str) -> None:
@@ -226,24 +205,9 @@ def test_a_codec_that_cannot_be_simulated_is_refused_by_its_option(network: str,
 
 
 @pytest.mark.full
-def test_a_network_without_larger_numbers_of_workers_is_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    says = "--network 1gbit: no cell of the grid has more workers than were timed"
-    with pytest.raises(ValueError, match=f"^{says}"):
+def test_a_network_without_larger_numbers_of_workers_is_refused() -> None:
+    with pytest.raises(ValueError, match="--network 1gbit: no cell of the grid has more workers"):
         bsweep.predict(GROUPNORM, target_accuracy=0.42, network="1gbit", workers=[1, 2])
-    words = [str(GROUPNORM), "--out", str(tmp_path), "--network", "1gbit", "--workers", "1,2"]
-    assert report_command.run(words) == 2
-    assert f"bsweep: {says}" in caplog.text
-
-
-@pytest.mark.full
-def test_numbers_of_workers_without_a_batch_are_named() -> None:
-    found = bsweep.predict(
-        GROUPNORM, target_accuracy=0.42, network="1gbit", workers=[1, 3, 4, 7], batches=[256, 512]
-    )
-    assert set(found.cells["num_workers"]) == {1, 4}
-    assert found.warnings[0].startswith("no batch size of the grid suits 3, 7 workers")
 
 
 @pytest.mark.full
@@ -251,10 +215,10 @@ def test_less_than_one_example_for_each_worker_is_said() -> None:
     given: dict[str, Any] = {"target_accuracy": 0.42, "network": "1gbit", "batches": [32, 64]}
     found = bsweep.predict(GROUPNORM, workers=[1, 3, 64, 128, 256], **given)
     assert set(found.cells["num_workers"]) == {1, 64}
-    says = "batch 64 on 128 and 256 workers leaves less than one example for each: use --workers up"
+    says = "batch 64 on 128 and 256 workers leaves less than one example for each"
     assert any(line.startswith(says) for line in found.brief())
     assert found.warnings[0].startswith("no batch size of the grid suits 3 workers")
-    with pytest.raises(ValueError, match="batch 64 on 128 workers leaves less than one example"):
+    with pytest.raises(ValueError, match="batch 64 on 128 workers"):
         bsweep.predict(GROUPNORM, workers=[128], **given)
 
 
@@ -288,10 +252,7 @@ def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
     ways = {"ddp", "sharded", "pipeline"}
     assert {way.split()[0] for way in simulated["way"]} == ways
     assert (found.cells["num_workers"] == 8).sum() == len(simulated)
-    doubts = [warning for warning in found.warnings if "not known" in warning]
-    assert [one.split(":")[0] for one in doubts] == [
-        "the pieces of the model are not known", "the size of activations is not known",
-    ]  # fmt: skip
+    assert sum("not known" in warning for warning in found.warnings) == 2
     assert any("published, not measured: 50us of 1gbit (" in one for one in found.warnings)
     other = bsweep.predict(study, TARGET, network="1gbit,50us", workers=[1, 2, 4, 8])
     assert not any("published, not measured" in one for one in other.warnings)
@@ -347,41 +308,21 @@ def test_a_search_tells_the_warnings_of_its_simulation() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("objective", "says"),
-    [
-        ("workers<=2", "there is no larger number of workers that --objective workers<=2 allows."),
-        (
-            "cheapest,workers<=8",
-            "no larger number of workers that --objective cheapest,workers<=8 allows does better.",
-        ),
-        ("cheapest", "no larger number of workers does better."),
-    ],
-)
-def test_a_search_says_why_it_takes_no_larger_number_of_workers(objective: str, says: str) -> None:
-    own = bsweep.predict(GROUPNORM, target_accuracy=0.42, objective=objective)
+def test_a_search_says_why_it_takes_no_larger_number_of_workers() -> None:
+    own = bsweep.predict(GROUPNORM, target_accuracy=0.42, objective="cheapest,workers<=8")
     (first, *_), _ = recommend._larger(own, LargerClusters(("10mbit,10ms",)))
-    assert first == f"Simulated with 10mbit,10ms: {says}"
+    assert first.startswith("Simulated with 10mbit,10ms: no larger number of workers that")
+    assert "workers<=8" in first
 
 
-@pytest.mark.full(but=2)
-@pytest.mark.parametrize(
-    ("words", "network", "says"),
-    [
-        (["strategy=sharded"], "1gbit,compression=topk", "compression=topk with strategy=sharded"),
-        (["strategy=allreduce"], "1gbit,compression=powersgd", "what compression=powersgd sends"),
-        (["strategy=own", "strategy.target=exchange.py:build"], "1gbit", "strategy=own has code"),
-    ],
-)
 def test_a_search_refuses_before_it_starts_what_it_cannot_simulate(
-    words: list[str], network: str, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "exchange.py").write_text("def build(config, strategy, place, paths): ...")
-    grid = ["local_batch=8,16", "num_workers=1,2", "data=digits", "model=tiny_cnn", *words]
+    grid = ["local_batch=8,16", "num_workers=1,2", "model=tiny_cnn", "strategy=sharded"]
+    network = "1gbit,compression=topk"
     assert recommend.run([*grid, "--target-accuracy", "0.5", "--network", network]) == 2
-    assert f"--network {network}: {says}" in caplog.text
+    assert f"--network {network}: compression=topk with strategy=sharded" in caplog.text
     assert not (tmp_path / "results").exists()
 
 
@@ -394,62 +335,44 @@ def test_the_words_of_larger_clusters_keep_every_option() -> None:
 
 
 @pytest.mark.full
-def test_hosts_keep_what_exchanges_took_beyond_the_measured_network() -> None:
-    given: dict[str, Any] = {"network": "1tbit,1ns", "workers": [1, 2, 8], "batches": [256, 512]}
-    seconds = {}
-    for measured in (None, "100tbit,1ns"):
-        found = bsweep.predict(
-            GROUPNORM, target_accuracy=0.42, measured_network=measured, **given
-        ).cells
-        seconds[measured] = found.loc[found["is_simulated"], "step_seconds"].to_numpy()
-    assert (seconds["100tbit,1ns"] > 1.05 * seconds[None]).all()
-    known = bsweep.load(GROUPNORM).on_networks("1tbit,1ns", [1, 2, 8], None, "100tbit,1ns")
-    (answer,) = analysis.answers(known)
-    assert answer.prediction is not None
-    cells = answer.prediction.cells.set_index(["num_workers", "global_batch"])["step_seconds"]
-    assert [cells[8, 256], cells[8, 512]] == pytest.approx([*seconds["100tbit,1ns"]])
-    own = bsweep.predict(GROUPNORM, target_accuracy=0.42)
-    _, simulated = recommend._larger(own, LargerClusters(("1tbit,1ns",), None, None, "100tbit,1ns"))
-    assert simulated is not None
-    of_search = simulated.cells.set_index(["num_workers", "global_batch"])["step_seconds"]
-    assert of_search[8, 256] == pytest.approx(cells[8, 256])
+@pytest.mark.parametrize(
+    ("network", "option", "low", "high"),
+    [
+        # On free links, a step takes as long as a slow worker computes; fast ones seldom are last.
+        ("100tbit,1ns", {"speeds": (1.0, 0.5)}, 1.5, 2.5),
+        # Hosts keep what exchanges took beyond the measured network.
+        ("1tbit,1ns", {"measured_network": "100tbit,1ns"}, 1.05, 100),
+    ],
+)
+def test_what_is_said_of_machines_changes_simulated_steps_alone(
+    network: str, option: dict[str, Any], low: float, high: float
+) -> None:
+    def seconds(prediction: analysis.Prediction | None) -> pd.Series:
+        assert prediction is not None
+        return prediction.cells.set_index(["num_workers", "global_batch"])["step_seconds"]
 
-
-@pytest.mark.full
-def test_workers_that_are_always_slow_slow_simulated_steps() -> None:
-    """On free links, a step takes as long as a slow worker computes."""
-    given: dict[str, Any] = {"network": "100tbit,1ns", "workers": [1, 2, 8], "batches": [256, 512]}
-    seconds = {}
-    for speeds in ((), (1.0,), (1.0, 0.5)):
-        found = bsweep.predict(GROUPNORM, target_accuracy=0.42, speeds=speeds, **given).cells
-        seconds[speeds] = found.set_index(["num_workers", "global_batch"])["step_seconds"]
-    assert seconds[()].equals(seconds[1.0,])
-    even, slow = (seconds[speeds] for speeds in ((), (1.0, 0.5)))
-    assert slow[8, 256] / even[8, 256] == pytest.approx(2, rel=0.25)  # fast ones seldom are last
-    assert slow[2, 256] == even[2, 256]  # as measured
-    known = bsweep.load(GROUPNORM).on_networks("100tbit,1ns", [1, 2, 8], speeds=(1.0, 0.5))
-    (answer,) = analysis.answers(known)
-    assert answer.prediction is not None
-    cells = answer.prediction.cells.set_index(["num_workers", "global_batch"])["step_seconds"]
-    assert cells[8, 256] == pytest.approx(slow[8, 256])
+    given: dict[str, Any] = {"network": network, "workers": [1, 2, 8], "batches": [256, 512]}
+    plain, found = (
+        seconds(bsweep.predict(GROUPNORM, target_accuracy=0.42, **given, **one))
+        for one in ({}, option)
+    )
+    assert low < found[8, 256] / plain[8, 256] < high
+    assert found[2, 256] == plain[2, 256]  # as measured
+    (answer,) = analysis.answers(bsweep.load(GROUPNORM).on_networks(network, [1, 2, 8], **option))
+    assert seconds(answer.prediction)[8, 256] == pytest.approx(found[8, 256])
     own = bsweep.predict(GROUPNORM, target_accuracy=0.42)
-    larger = LargerClusters(("100tbit,1ns",), speeds=(1.0, 0.5))
-    _, simulated = recommend._larger(own, larger)
-    assert simulated is not None
-    of_search = simulated.cells.set_index(["num_workers", "global_batch"])["step_seconds"]
-    assert of_search[8, 256] == pytest.approx(slow[8, 256])
+    _, of_search = recommend._larger(own, LargerClusters((network,), **option))
+    assert seconds(of_search)[8, 256] == pytest.approx(found[8, 256])
 
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--speeds", "1,x", "--network", "1gbit"], "--speeds 1,x: give numbers such as 1,1,0.5"),
-        (["--speeds", "1,0", "--network", "1gbit"], "--speeds 0: give a number above 0"),
-        (
-            ["--network", "25gbit", "--measured-network", "1gb"],
-            "--measured-network 1gb: 1gb is not understood",
-        ),
+        (["--speeds", "1,x", "--network", "1gbit"], "--speeds 1,x"),
+        (["--speeds", "1,0", "--network", "1gbit"], "--speeds 0"),
+        (["--network", "25gb"], "--network 25gb"),
+        (["--network", "25gbit", "--measured-network", "1gb"], "--measured-network 1gb"),
     ],
 )
 def test_what_describes_machines_wrongly_is_refused_by_its_option(
@@ -467,15 +390,18 @@ def test_what_describes_machines_wrongly_is_refused_by_its_option(
 
 
 @pytest.mark.full
-def test_speeds_need_a_network(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match=r"--speeds 1,0\.5 without a network to simulate: say"):
+def test_options_of_a_simulation_need_a_network(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ValueError, match=r"--speeds 1,0\.5 without a network"):
         bsweep.predict(GROUPNORM, target_accuracy=0.42, speeds=(1, 0.5))
-    with pytest.raises(ValueError, match="--measured-network 1gbit without a network to simulate"):
+    with pytest.raises(ValueError, match="--measured-network 1gbit without a network"):
         bsweep.predict(GROUPNORM, target_accuracy=0.42, measured_network="1gbit")
     given = ["--speeds", "1,0.5"]
-    assert report_command.run([str(GROUPNORM), "--out", str(tmp_path), *given]) == 2
-    assert "--speeds without a network" in caplog.text
-    caplog.clear()
+    for option, value in (given, ("--workers", "1..64")):
+        assert report_command.run([str(GROUPNORM), "--out", str(tmp_path), option, value]) == 2
+        assert f"{option} without a network" in caplog.text
+        caplog.clear()
     grid = ["local_batch=8,16", "num_workers=1,2", f"results_dir={tmp_path}"]
     assert recommend.run([*grid, "--target-accuracy", "0.5", *given]) == 2
     assert "--speeds 1,0.5 without a network" in caplog.text
@@ -504,9 +430,7 @@ def test_the_page_marks_what_is_simulated(
     with opened(browser, path) as page:
         on_map = rows(page, "map")
         assert sum(row["is_simulated"] for row in on_map) == cells["is_simulated"].sum()
-        assert "dashed frame" in page.inner_text("#map-says")
-        if best["is_simulated"]:
-            assert "Simulated with 25gbit,10us: no step was timed" in page.inner_text("#sure")
+        assert ("Simulated with 25gbit,10us" in page.inner_text("#sure")) == best["is_simulated"]
         for name, column in (("larger_time", "seconds"), ("larger_cost", "money")):
             drawn = rows(page, name)
             assert [row["value"] for row in drawn] == pytest.approx([*curves[column]])
