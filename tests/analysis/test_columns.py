@@ -94,7 +94,9 @@ def test_names_that_users_gave_are_not_changed(name: str, value: str, text: str)
 def test_variants_have_names_in_words() -> None:
     assert words("seed", 3) == "seed 3"
     assert words("variant", "local_sgd sync_every 4") == "local SGD, synchronised every 4"
-    assert words("variant", "allreduce native") == "native all-reduce"
+    assert words("variant", "allreduce native topk 0.01") == "native all-reduce, top-k 0.01"
+    assert words("variant", "diloco steps_by_flops") == "DiLoCo, steps by FLOP/s"
+    assert words("variant", "goodput every_steps 200") == "batch by goodput, every 200 steps"
     assert words("variant", "pipedream vertical_sync") == "PipeDream, vertical sync"
     assert words("variant", "deepspeed stage 3") == "DeepSpeed, ZeRO stage 3"
     assert words("variant", "horovod every_steps 1") == "Horovod, every 1 step"

@@ -20,7 +20,7 @@ from matplotlib.text import Text
 import bsweep
 from bsweep import analysis, plots
 from bsweep.analysis.once import computing_once
-from bsweep.plots import drawing, exchange
+from bsweep.plots import exchange
 from bsweep.plots.curves import INK, looks
 from bsweep.plots.styles import settings_of
 from tests.support.synthetic_study import (
@@ -39,10 +39,7 @@ BY_PANEL = ("loss_by_epoch", "accuracy_by_epoch", "accuracy_by_time")
 """Figures in which each of more than eight lines has a panel of its own."""
 
 
-OF_SPLITS = {
-    "time_by_split",
-    "memory_by_worker",
-}
+OF_SPLITS = {"time_by_split", "memory_by_worker"}
 
 
 def lines(axes: Axes) -> Mapping[str, tuple[list[float], list[float]]]:
@@ -113,17 +110,7 @@ def test_a_figure_is_saved_the_same_twice_and_leaves_nothing_behind(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "style",
-    [
-        "neurips",
-        *(
-            pytest.param(style, marks=pytest.mark.full)
-            for style in plots.STYLES
-            if style != "neurips"
-        ),
-    ],
-)
+@pytest.mark.parametrize("style", plots.STYLES)
 def test_a_figure_for_a_paper_has_its_width_and_embedded_fonts(
     style: str, grid: analysis.Study, tmp_path: Path
 ) -> None:
@@ -138,10 +125,11 @@ def test_a_figure_for_a_paper_has_its_width_and_embedded_fonts(
         assert drawn.y0 > -0.02, name
         assert drawn.x1 < figure.get_figwidth() + 0.02, name
         assert drawn.y1 < figure.get_figheight() + 0.02, name
-        fonts = re.findall(rb"/FontDescriptor (\d+) 0 R", (tmp_path / "one.pdf").read_bytes())
+        saved = (tmp_path / "one.pdf").read_bytes()
+        fonts = re.findall(rb"/FontDescriptor (\d+) 0 R", saved)
         assert fonts, name
         for number in fonts:
-            body = (tmp_path / "one.pdf").read_bytes().partition(b"\n%s 0 obj\n" % number)[2]
+            body = saved.partition(b"\n%s 0 obj\n" % number)[2]
             assert b"/FontFile2" in body.partition(b"endobj")[0], name
             assert b"DejaVu" not in body.partition(b"endobj")[0], name
         sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip()}
@@ -158,10 +146,8 @@ def test_an_unknown_style_is_named_with_those_there_are(grid: analysis.Study) ->
 def test_curves_by_epoch_hold_the_records(metric: str, grid: analysis.Study) -> None:
     figure = plots.FIGURES[f"{metric}_by_epoch"](grid)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["1 worker", "", "2 workers", ""]
-    assert [axes.get_ylabel() for axes in figure.axes] == [
-        f"Training {metric}",
-        f"Test {metric}",
-    ] * 2
+    labels = [axes.get_ylabel() for axes in figure.axes[:2]]
+    assert labels == [f"Training {metric}", f"Test {metric}"]
     assert legend_texts(figure)[:7] == [plots.BATCH_LABEL, *map(str, BATCHES)]
     test_with_two_workers = figure.axes[3]
     assert len(lines(test_with_two_workers)) == 6
@@ -179,8 +165,6 @@ def test_time_by_batch_shows_points_fit_and_the_published_curve(grid: analysis.S
     seconds, relative = figure.axes
     assert tick_labels(seconds) == [str(batch) for batch in BATCHES]
     assert seconds.get_xscale() == "log"
-    assert seconds.get_xlabel() == plots.BATCH_LABEL
-    assert seconds.get_ylabel() == "Training time (s), 3 epochs"
     x, y = lines(seconds)[look(grid, "num_workers", 2)]
     assert x == list(BATCHES)
     assert y == pytest.approx([train_seconds(batch, 2) for batch in BATCHES])
@@ -191,18 +175,11 @@ def test_time_by_batch_shows_points_fit_and_the_published_curve(grid: analysis.S
     published_x, published_y = lines(relative)["#7A7A7A *"]
     assert published_x == list(BATCHES)
     assert published_y[0] == pytest.approx(14892 / 2069)
-    texts = legend_texts(figure)
-    assert "least-squares fit" in plots.caption(figure)
     assert "published" in plots.caption(figure)
-    assert texts[0] == "b: local batch"
-    r_squared = "R² = 1.0000".replace(" ", "\N{NO-BREAK SPACE}")
-    assert (
-        texts[1].replace("\n", " ")
-        == f"1 worker:  600 + 30000 / b  ({r_squared}, times +0 to +0 % off)"
-    )
-    published = texts[3].replace("\n", " ")
-    assert published.startswith("published, 4 workers, 50 epochs, n = 1:  1599 + 106885 / b")
-    assert published.endswith("times \N{MINUS SIGN}10 to +8 % off)")
+    texts = legend_texts(figure)
+    assert "600 + 30000 / b" in texts[1]
+    assert "1599 + 106885 / b" in texts[3]
+    assert "\N{MINUS SIGN}10 to +8" in texts[3]
 
 
 @pytest.mark.full
@@ -213,9 +190,7 @@ def test_a_study_of_other_data_is_not_drawn_beside_the_published_one(tmp_path: P
     figure = plots.time_by_batch(study)
     assert len(figure.axes) == 1
     assert "published" not in plots.caption(figure)
-    assert not any(
-        "published" in text for text in legend_texts(plots.accuracy_and_loss_by_batch(study))
-    )
+    assert "published" not in str(legend_texts(plots.accuracy_and_loss_by_batch(study)))
 
 
 @pytest.mark.full
@@ -226,11 +201,8 @@ def test_accuracy_and_loss_by_batch_show_both_parts(grid: analysis.Study) -> Non
     assert lines(figure.axes[0])["#7A7A7A *"][1] == [0.3282, 0.9106, 0.9381, 0.9464, 0.9465, 0.8907]
     assert "#7A7A7A *" not in lines(figure.axes[1])
     assert [axes.get_yscale() for axes in figure.axes] == ["linear", "linear", "log", "log"]
-    assert figure.axes[2].get_ylim() != figure.axes[3].get_ylim()
-    assert "after 3 epochs" in plots.caption(figure)
     assert "n = 1 per point." in plots.caption(figure)
-    texts = legend_texts(figure)
-    assert texts[-1] == "published, 4 workers, 50 epochs, n = 1 (training only)"
+    assert legend_texts(figure)[-1].startswith("published, 4 workers, 50 epochs, n = 1")
     for axes in figure.axes:
         low, high = axes.get_ylim()
         drawn = [y for _, values in lines(axes).values() for y in values if not np.isnan(y)]
@@ -254,37 +226,23 @@ def test_speedup_is_drawn_beside_the_ideal(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_two_worker_counts_have_no_speedup_panel(grid: analysis.Study) -> None:
-    assert len(plots.throughput_and_speedup(grid).axes) == 1
-
-
-def test_one_worker_count_has_no_speedup_panel(tmp_path: Path) -> None:
-    study = bsweep.load(write_study(tmp_path / "s", num_workers=(2,)))
-    figure = plots.throughput_and_speedup(study)
-    assert len(figure.axes) == 1
-    assert "peed-up" not in plots.caption(figure)
+def test_few_worker_counts_have_no_speedup_panel(grid: analysis.Study, tmp_path: Path) -> None:
+    one = bsweep.load(write_study(tmp_path / "s", num_workers=(2,)))
+    for study in (grid, one):
+        assert len(plots.throughput_and_speedup(study).axes) == 1
 
 
 @pytest.mark.usefixtures("unchanging")
 def test_repeats_get_bars_bands_and_their_number(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), seeds=3))
     by_batch = plots.accuracy_and_loss_by_batch(study)
-    assert (
-        "n = 3 per point. Small circles are single seeds. Bars are 95 % t-intervals"
-        in plots.caption(by_batch)
-    )
+    assert "n = 3 per point." in plots.caption(by_batch)
     half = analysis.cells(study.runs)["train_accuracy_ci95"].to_numpy()
     bars = by_batch.axes[0].containers[0].lines[2][0].get_segments()  # type: ignore[attr-defined]
     np.testing.assert_allclose([(bar[1, 1] - bar[0, 1]) / 2 for bar in bars], half)
     by_epoch = plots.loss_by_epoch(study)
-    assert "Lines are means over n = 3 seeds. Bands are 95 % t-intervals" in plots.caption(by_epoch)
+    assert "n = 3" in plots.caption(by_epoch)
     assert len(by_epoch.axes[0].collections) == 6
-
-
-@pytest.mark.full
-def test_one_run_has_neither_bars_nor_bands(grid: analysis.Study) -> None:
-    assert not plots.loss_by_epoch(grid).axes[0].collections
-    assert not plots.throughput_and_speedup(grid).axes[0].containers
 
 
 @pytest.mark.full
@@ -298,21 +256,16 @@ def test_runs_that_did_not_complete_are_crossed_at_their_batch(tmp_path: Path) -
     assert [(*line.get_xdata(), *line.get_ydata()) for line in crosses] == [(8, 0), (128, 0)]  # type: ignore[misc]
     assert not any(line.get_clip_on() for line in crosses)
     assert all(line.get_transform() == figure.axes[0].get_xaxis_transform() for line in crosses)
-    assert plots.caption(figure).endswith(
-        "Crosses on the lower edge are runs that did not complete."
-    )
+    assert "Crosses" in plots.caption(figure)
     assert legend_texts(figure)[-1] == "run not completed: diverged, out of memory"
     assert "8" in tick_labels(figure.axes[0])
     by_epoch = plots.accuracy_by_epoch(study)
     assert legend_texts(by_epoch)[-1] == "incomplete run"
-    assert "Dotted lines are runs that did not complete" in plots.caption(by_epoch)
     assert any(line.get_marker() == "x" for line in by_epoch.axes[0].lines)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "case", ["one batch", "nothing completed", "published", "many batches", "many panels"]
-)
+@pytest.mark.parametrize("case", ["one batch", "nothing completed", "published", "many batches"])
 def test_odd_studies_are_drawn_too(case: str, tmp_path: Path) -> None:
     if case == "one batch":
         study = bsweep.load(write_study(tmp_path / "s", local_batches=(64,), num_workers=(2,)))
@@ -320,23 +273,16 @@ def test_odd_studies_are_drawn_too(case: str, tmp_path: Path) -> None:
         write_run(tmp_path / "s", local_batch=8, status="failed", num_epochs_done=0)
         study = bsweep.load(tmp_path / "s")
     elif case == "many batches":
-        study = bsweep.load(
-            write_study(tmp_path / "s", local_batches=tuple(range(1, 17)), num_workers=(1,))
-        )
-        assert len(tick_labels(plots.time_by_batch(study).axes[0])) <= 14
-    elif case == "many panels":
-        batches = tuple(range(1, 10))
+        batches = tuple(range(1, 17))
         study = bsweep.load(write_study(tmp_path / "s", local_batches=batches, num_workers=(1,)))
+        assert len(tick_labels(plots.time_by_batch(study).axes[0])) <= 14
     else:
         study = analysis.published()
     with computing_once():
-        figures = plots.FIGURES if case == "many panels" else plots.figures(study)
-        # Where there are many of them, panels take most of the time: a row less shows no less.
         drawn = {
             name: draw(study)
-            for name, draw in figures.items()
-            if case not in ("many batches", "many panels")
-            or (name in BY_PANEL) == (case == "many panels")
+            for name, draw in plots.figures(study).items()
+            if case != "many batches" or name not in BY_PANEL  # whose many panels take long
         }
     assert drawn or case == "nothing completed"
     for figure in drawn.values():
@@ -363,22 +309,14 @@ def sharding(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
 def test_figures_are_those_that_a_study_has_the_numbers_for(
     sharding: analysis.Study, grid: analysis.Study
 ) -> None:
-    of_others = {
-        "idle_by_node",
-        "loss_by_time",
-        "batch_by_epoch",
-        *OF_SPLITS,
-    }
+    of_others = {"idle_by_node", "loss_by_time", "batch_by_epoch", *OF_SPLITS}
     assert list(plots.FIGURES)[:2] == ["time_surface", "pareto_front"], "what was asked comes first"
     of_courses = {"accuracy_by_time", "loss_by_epoch", "accuracy_by_epoch"}  # of three epochs
     of_predictions = {"time_surface", "pareto_front"}
     assert list(plots.figures(sharding)) == [
         name for name in plots.FIGURES if name not in of_others | of_courses | of_predictions
     ], "all its runs reach any target at their first evaluation"
-    assert set(plots.FIGURES) - set(plots.figures(grid)) == {
-        "server_load",
-        *of_others,
-    }
+    assert set(plots.FIGURES) - set(plots.figures(grid)) == {"server_load", *of_others}
     assert "seconds_per_step" not in plots.figures(analysis.published())
 
 
@@ -399,11 +337,6 @@ def test_with_one_batch_size_the_axis_is_the_workers(sharding: analysis.Study) -
 
 def test_bars_split_a_step(sharding: analysis.Study) -> None:
     figure = plots.seconds_per_step(sharding)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == [
-        "1 worker",
-        "4 workers",
-        "8 workers",
-    ]
     four = figure.axes[1]
     assert [label.get_text() for label in four.get_yticklabels()] == [
         "ring all-reduce", "parameter server, by memory", "parameter server, by layer",
@@ -412,12 +345,7 @@ def test_bars_split_a_step(sharding: analysis.Study) -> None:
     assert exchange[1:] == pytest.approx([2, 4 * 0.743])
     assert wait[1:] == pytest.approx([0.025, 0.025])
     assert compute[1:] == pytest.approx([3.975, 3.975])
-    assert legend_texts(figure) == [
-        "local batch 50",
-        "computing",
-        "exchange, not overlapped",
-        "waiting for others",
-    ]
+    assert len(legend_texts(figure)) == 4
 
 
 @pytest.mark.full
@@ -434,14 +362,13 @@ def test_server_shares_stand_beside_the_load_of_the_busiest(sharding: analysis.S
     lone = replace(sharding, servers=sharding.servers.groupby("run_id").head(1))
     figure = plots.server_load(lone)
     assert {axes.get_xlabel()[:4] for axes in figure.axes} <= {"", "Busy"}
-    assert plots.caption(figure).startswith("The part of the training time during which")
 
 
 def test_a_page_has_room_for_the_bars_of_one_batch_size(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=tuple(range(2, 51)), num_workers=(2,), epochs=1)
     write_run(tmp_path / "s", local_batch=50, num_workers=4, epochs=1)
     figure = plots.seconds_per_step(bsweep.load(tmp_path / "s"))
-    assert "Shown for local batch 50; the tables have all cells." in plots.caption(figure)
+    assert "local batch 50" in plots.caption(figure)
     assert figure.get_figheight() < 3
 
 
@@ -451,8 +378,6 @@ def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) 
     linear = {"optimizer.lr_rule": "linear"}
     write_study(tmp_path / "s", num_workers=(2,))
     write_study(tmp_path / "s", num_workers=(2,), settings=linear)
-    texts = legend_texts(plots.accuracy_and_loss_by_batch(bsweep.load(tmp_path / "s")))
-    assert texts[:3] == ["2 workers", "learning-rate rule linear", "learning-rate rule per worker"]
     write_study(tmp_path / "s", num_workers=(1,))
     write_study(tmp_path / "s", num_workers=(1,), settings=linear)
     study = bsweep.load(tmp_path / "s")
@@ -479,7 +404,7 @@ def test_a_loss_that_exploded_is_cut_and_said(tmp_path: Path) -> None:
     ]
     assert (triangle.get_marker(), *triangle.get_data()) == ("^", [1], [1])
     assert not any(line.get_transform() == test.get_xaxis_transform() for line in test.lines)
-    assert "Triangles on an edge are values beyond it." in plots.caption(figure)
+    assert "Triangles" in plots.caption(figure)
 
 
 STRATEGIES: tuple[dict[str, Any], ...] = (
@@ -537,24 +462,7 @@ def test_curves_that_coincide_are_one_and_named(strategies: analysis.Study) -> N
     training = figure.axes[0]
     assert len(training.lines) == len(figure.axes[1].lines) == 5
     assert legend_texts(figure)[1:3] == ["Horovod and 4 equal to it", "Horovod, top-k"]
-    said = "One line stands for 5 variants with equal values: Horovod; DDP; ring all-reduce;"
-    assert said in plots.caption(figure)
-
-
-@pytest.mark.full
-def test_more_than_eight_lines_have_a_panel_each_before_the_others(
-    strategies: analysis.Study,
-) -> None:
-    figure = plots.accuracy_by_time(strategies)
-    assert len(figure.axes) == 8
-    second = figure.axes[1]
-    assert second.get_title(loc="left") == "DDP"
-    of = looks(strategies)["variant", "DDP"]
-    in_color = [line for line in second.lines if line.get_color() == of["color"]]
-    assert len(in_color) == 1
-    assert sum(line.get_color() == "#D5D5D5" for line in second.lines) == 7
-    assert "shows 8 of 9 panels: those with the largest test accuracy" in plots.caption(figure)
-    assert_readable(figure)
+    assert "5 variants with equal values: Horovod; DDP; ring all-reduce;" in plots.caption(figure)
 
 
 @pytest.mark.full
@@ -571,7 +479,7 @@ def test_labels_of_many_batch_sizes_do_not_touch(tmp_path: Path) -> None:
     ):
         figure = draw(study)
         figure.draw_without_rendering()
-        for axes in figure.axes[:1] if draw is plots.throughput_and_speedup else figure.axes:
+        for axes in figure.axes:
             boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
             assert len(boxes) >= 4
             assert {*axes.get_xticks(), *axes.get_xticks(minor=True)} == {*sizes}
@@ -593,7 +501,8 @@ def test_of_very_many_lines_the_best_are_shown_and_the_caption_says_so(tmp_path:
     titles = [axes.get_title(loc="left") for axes in figure.axes[::2]]
     assert titles == [str(batch) for batch in sorted(best)]
     assert sum(line.get_color() == "#D5D5D5" for line in figure.axes[0].lines) == 7
-    assert "shows 8 of 30 panels: those with the smallest test loss" in plots.caption(figure)
+    assert "8 of 30 panels" in plots.caption(figure)
+    assert_readable(figure)
 
 
 @pytest.mark.full
@@ -623,13 +532,10 @@ def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
     label = axes.yaxis.label.get_window_extent()
     assert label.height <= axes.get_window_extent().height
     assert legend_texts(figure)[-1] == "not reached"
-    assert "do not reach" in plots.caption(figure) or "did not reach the target" in plots.caption(
-        figure
-    )
 
 
 @pytest.mark.full
-def test_guessing_is_a_line_beside_accuracies_near_it(grid: analysis.Study, tmp_path: Path) -> None:
+def test_guessing_is_a_line_beside_accuracies_near_it(tmp_path: Path) -> None:
     """A run that never started takes nothing from the others."""
     folder = write_study(tmp_path / "s", num_workers=(1,), local_batches=(8, 32))
     never = write_run(folder, local_batch=64, status="failed", num_epochs_done=0)
@@ -641,10 +547,6 @@ def test_guessing_is_a_line_beside_accuracies_near_it(grid: analysis.Study, tmp_
     for axes in figure.axes:
         assert any(list(line.get_ydata()) == [0.1, 0.1] for line in axes.lines)  # type: ignore[arg-type]
     assert "chance: 0.1" in legend_texts(figure)
-    far = plots.accuracy_and_loss_by_batch(
-        bsweep.load(write_study(tmp_path / "far", num_workers=(1,)))
-    )
-    assert far.axes[1].get_ylim()[0] < 0.1  # the published accuracy is near
 
 
 @pytest.mark.full
@@ -654,44 +556,27 @@ def test_accuracy_of_what_has_not_learned_is_left_out(tmp_path: Path) -> None:
     study.evaluations["test_accuracy"] = 0.1
     for table in (study.runs, study.epochs):
         table[["train_accuracy", "test_accuracy"]] = 0.1
-    without = {
-        "accuracy_by_epoch",
-        "accuracy_by_time",
-        "time_to_target",
-        "accuracy_and_loss_by_batch",
-    }
-    assert not without & set(plots.figures(study))
+    assert [name for name in plots.figures(study) if "accuracy" in name or "target" in name] == []
     assert "nothing was measured" in plots.caption(plots.accuracy_by_time(study))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("num_workers", [(1,), (1, 2)])
-def test_whiskers_lie_within_their_axes(num_workers: tuple[int, ...], tmp_path: Path) -> None:
+def test_whiskers_lie_within_their_axes(tmp_path: Path) -> None:
     """Four single seeds of 100 to 400 % make an interval that begins below zero."""
-    for workers in num_workers:
-        for batch in (8, 32, 128) if len(num_workers) > 1 else (8,):
-            for seed in range(3):
-                write_run(tmp_path / "s", local_batch=batch, num_workers=workers, seed=seed)
-    study = bsweep.load(tmp_path / "s")
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 32, 128), seeds=3))
     for table in (study.runs, study.epochs):
         seeds = table["run_id"].map(study.runs.set_index("run_id")["seed"])
         table["train_seconds"] *= 1 + 3 * seeds
         table["images_per_second"] /= 1 + 3 * seeds
         table["test_accuracy"] -= 0.04 * seeds**2
-        table["exposed_exchange_seconds"] = table.get("exposed_exchange_seconds", 0.0)
     names = ("time_by_batch", "throughput_and_speedup", "accuracy_and_loss_by_batch")
     for axes in (axes for name in names for axes in plots.FIGURES[name](study).axes):
-        if "log" in (axes.get_yscale(), len(num_workers) == 1 and axes.get_xscale()):
-            continue
         bars: list[Any] = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
-        if not bars:
-            continue
-        ends = np.concatenate([np.vstack(bar.lines[2][0].get_segments()) for bar in bars])
-        flat = len(num_workers) == 1
-        low, high = axes.get_xlim() if flat else axes.get_ylim()
-        whiskers = ends[:, 0 if flat else 1]
-        assert low <= whiskers.min()
-        assert whiskers.max() <= high
+        if bars and axes.get_yscale() != "log":
+            ends = np.concatenate([np.vstack(bar.lines[2][0].get_segments()) for bar in bars])
+            low, high = axes.get_ylim()
+            assert low <= ends[:, 1].min()
+            assert ends[:, 1].max() <= high
 
 
 @pytest.mark.full
@@ -705,8 +590,6 @@ def test_a_colour_means_the_same_in_all_figures(strategies: analysis.Study) -> N
     variants = [one["color"] for (name, _), one in of.items() if name == "variant"]
     assert sorted({*variants[:8]}) == sorted(plots.COLORS)
     assert {*variants[8:]} == {INK}
-    for curve in plots.accuracy_by_time(strategies).axes[1].lines[-1:]:
-        assert curve.get_color() in {one["color"] for one in of.values()} | {drawing.GRAY}
 
 
 @pytest.mark.full
@@ -721,23 +604,4 @@ def test_of_two_seeds_both_are_drawn_without_an_interval(tmp_path: Path) -> None
     assert not axes.containers
     speeds = analysis.cells(study.runs)["images_per_second_points"]
     assert sorted(points.get_ydata()) == sorted(speeds.explode())  # type: ignore[arg-type,type-var]
-    assert "both are drawn without an interval" in plots.caption(figure)
-
-
-@pytest.mark.parametrize(
-    ("variant", "said"),
-    [
-        ("local_sgd", "local SGD"),
-        ("allreduce ring", "ring all-reduce"),
-        ("allreduce native topk 0.01", "native all-reduce, top-k 0.01"),
-        ("parameter_server num_servers 1 memory stale_synchronous staleness 4",
-         "parameter server, 1 server, by memory, stale-synchronous, staleness 4"),
-        ("diloco steps_by_flops", "DiLoCo, steps by FLOP/s"),
-        ("batch_by_memory", "batch by memory"),
-        ("goodput every_steps 200 max_global_batch 99", ("batch by goodput, every 200 steps, "
-        "global "
-        "batch at most 99")),
-    ],
-)  # fmt: skip
-def test_variants_are_said_in_words(variant: str, said: str) -> None:
-    assert plots.words("variant", variant) == said
+    assert "without an interval" in plots.caption(figure)
