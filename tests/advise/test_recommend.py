@@ -52,9 +52,7 @@ from tests.support.worlds import WORLDS, drawn
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "seed", [*(pytest.param(seed, marks=pytest.mark.full) for seed in (0, 3)), 7]
-)
+@pytest.mark.parametrize("seed", [0, 3, 7])
 def test_a_search_finds_a_cell_near_the_best_for_a_small_cost(seed: int, tmp_path: Path) -> None:
     search = Played(drawn(seed), tmp_path / "s", seed)
     prediction = search.search()
@@ -172,6 +170,9 @@ def test_batches_above_one_that_ended_in_vain_are_not_tried(tmp_path: Path) -> N
     assert opened(tmp_path / "s") == [16, 64]
     write_target_run(tmp_path / "s", truth, batch=512)
     assert opened(tmp_path / "s") == [16, 64, 256], "a larger one reached the target"
+    write_target_run(tmp_path / "t", truth, batch=32)
+    write_target_run(tmp_path / "t", truth, batch=128, most_examples=examples, status="diverged")
+    assert opened(tmp_path / "t") == [16, 64, 128, 256], "that it diverged says nothing of them"
 
 
 def timed_cells(cells: list[Key], most: float = math.inf) -> list[Key]:
@@ -182,47 +183,23 @@ def timed_cells(cells: list[Key], most: float = math.inf) -> list[Key]:
 
 
 def test_both_ends_are_timed_first_and_then_what_is_farthest_from_them() -> None:
+    """Further cells are timed while they cost a tenth of the budget."""
     cells: list[Key] = [(batch, n, 1, "") for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
+    assert len(timed_cells(cells, most=0.0)) == 4, "two of each worker count, whatever they cost"
+    assert len(timed_cells(cells, most=60.0)) == 6
+    lost: dict[Key, float] = {(256, 1, 1, ""): 1.0, (256, 2, 1, ""): 1.0}  # too large for memory
+    left = [cell for cell in cells if cell not in lost]
+    assert next_probe(left, lost | {(16, 1, 1, ""): 1.0}, lambda: 0.0) == (16, 2, 1, "")
     timed = timed_cells(cells)
     assert timed[:4] == [(16, 1, 1, ""), (16, 2, 1, ""), (256, 1, 1, ""), (256, 2, 1, "")]
     assert timed[4:6] == [(64, 1, 1, ""), (64, 2, 1, "")]
     assert len(timed) == len(cells)
     passes: list[Key] = [(64, 1, 1, ""), (128, 1, 2, "")]
     assert len(timed_cells(passes)) == 1, "the same pass"
-
-
-def test_both_ends_are_timed_with_each_way_of_sharing_the_model() -> None:
-    ways = ("ddp", "sharded")
-    cells: list[Key] = [(batch, 2, 1, way) for batch in (16, 32, 64) for way in ways]
-    assert timed_cells(cells, most=0.0) == [
-        (16, 2, 1, "ddp"), (16, 2, 1, "sharded"), (64, 2, 1, "ddp"), (64, 2, 1, "sharded")
-    ]  # fmt: skip
-
-
-def test_the_largest_pass_is_timed_second_where_passes_are_swept() -> None:
-    cells: list[Key] = [(batch, 1, passes, "") for batch in (64, 128) for passes in (1, 8)]
-    assert timed_cells(cells)[:2] == [(64, 1, 8, ""), (128, 1, 1, "")]
-
-
-def test_further_cells_are_timed_while_they_cost_a_tenth_of_the_budget() -> None:
-    cells: list[Key] = [(batch, n, 1, "") for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
-    assert len(timed_cells(cells, most=0.0)) == 4, "two of each worker count, whatever they cost"
-    assert len(timed_cells(cells, most=60.0)) == 6
-    lost = dict.fromkeys(
-        [(256, 1, 1, ""), (256, 2, 1, "")], 1.0
-    )  # which turned out not to fit into memory
-    left = [cell for cell in cells if cell not in lost]
-    assert next_probe(left, lost | {(16, 1, 1, ""): 1.0}, lambda: 0.0) == (16, 2, 1, "")
-
-
-def test_a_run_that_diverged_leaves_larger_batches_open(tmp_path: Path) -> None:
-    truth = Truth()
-    write_target_run(tmp_path / "s", truth, batch=32)
-    examples = 64 * truth.steps(64)
-    write_target_run(tmp_path / "s", truth, batch=128, most_examples=examples, status="diverged")
-    seen = observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET))
-    offers = [Offer((batch, 1, 1, ""), 9e4) for batch in (16, 128, 256)]
-    assert still_open(offers, seen.runs) == offers
+    swept: list[Key] = [(batch, 1, passes, "") for batch in (64, 128) for passes in (1, 8)]
+    assert timed_cells(swept)[:2] == [(64, 1, 8, ""), (128, 1, 1, "")], "the largest pass"
+    ways: list[Key] = [(batch, 2, 1, way) for batch in (16, 32, 64) for way in ("ddp", "sharded")]
+    assert timed_cells(ways, most=0.0) == [*ways[:2], *ways[-2:]], "both ends with each way"
 
 
 TINY = (
@@ -232,16 +209,9 @@ TINY = (
     "launch.threads_per_worker=1", "study=s",
 )  # fmt: skip
 REAL = (
-    "recommend",
-    *TINY,
-    "num_workers=1,2",
-    "strategy=ddp",
-    "--target-accuracy",
-    "0.45",
-    "--budget",
-    "20m",
-    "--json",
-)
+    "recommend", *TINY, "num_workers=1,2", "strategy=ddp", "--target-accuracy", "0.45",
+    "--budget", "20m", "--json",
+)  # fmt: skip
 
 
 def begun(cwd: Path) -> list[Path]:
@@ -282,9 +252,7 @@ def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
     assert (study.runs["status"] == "completed").all()
     assert study.runs["reached"].any()
     status = command("status", "results/s", cwd=tmp_path)
-    assert f"{len(told['runs'])} points: {len(told['runs'])} completed" in status.stdout, (
-        "and no others"
-    )
+    assert f"{len(told['runs'])} points: {len(told['runs'])} completed" in status.stdout
     assert "nothing is left to do" in command("resume", "results/s", cwd=tmp_path).stdout
     third = command(*REAL, "--network", "25gbit,10us", "--network", "1gbit,1ms", cwd=tmp_path)
     assert third.returncode == 0
@@ -296,9 +264,6 @@ def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(
     own = json.loads(third.stdout)["prediction"]
     assert not any(cell["is_simulated"] for cell in own["cells"]), "the answer is not mixed with it"
     assert any(line.startswith("Simulated with ") for line in json.loads(third.stdout)["said"])
-    refused = command(*REAL, "--network", "25gb", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "--network 25gb" in refused.stderr
     kept = [
         json.loads(line)["arguments"] for line in (tmp_path / "results/s/commands.jsonl").open()
     ]
@@ -332,10 +297,6 @@ def test_a_search_over_strategies_names_the_one_to_use(tmp_path: Path) -> None:
     assert {f"strategy={name}" for name in study.runs["strategy"]} == {
         word for words in typed for word in words if word.startswith("strategy")
     }
-    assert "nothing is left to do" in command("resume", "results/s", cwd=tmp_path).stdout
-    again = command(*words, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "timing" not in again.stderr, "that is on record"
 
 
 def test_strategies_that_may_take_other_steps_are_searched_alone() -> None:
@@ -368,15 +329,8 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
         "step.train_step = scarce\n",
     )
     grid = (*TINY[1:], "local_batch=8,16,32,64,80", "num_workers=1,2", "strategy=allreduce")
-    wanted = (
-        "--target-accuracy",
-        "0.2",
-        "--budget",
-        "20m",
-        "--objective",
-        "deadline=1h,workers<=1",
-        "--json",
-    )
+    wanted = ("--target-accuracy", "0.2", "--budget", "20m", "--json")
+    wanted += ("--objective", "deadline=1h,workers<=1")
     result = command("recommend", *grid, *wanted, cwd=tmp_path, env=env)
     assert result.returncode == 0, result.stderr
     for batch in ("(32|64)", "80"):
@@ -407,21 +361,14 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
     assert "--budget" in result.stderr
     result = command(*never, "--budget", "6s", "epochs=100000", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
-    assert (
-        "No recommendation: no run reached a test accuracy of 0.999. The best median of three "
-        "evaluations is 0." in result.stdout
-    )
+    assert "No recommendation: no run reached a test accuracy of 0.999." in result.stdout
     assert "can resume" in result.stderr
     assert "Ended: the rest of the budget" in result.stdout
-    assert "more would pay for a run of global batch" in result.stdout
     assert "the same command with --budget" in result.stdout
     result = command(*never, "--budget", "20m", "epochs=2", "study=short", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
     assert "No recommendation: no run reached" in result.stdout, result.stderr
-    assert "no point of the grid is left to run" in result.stdout, (
-        "larger batches need more examples, not fewer"
-    )
-    assert "2.000 epochs. Choose a target that runs reach, or train longer." in result.stdout
+    assert "no point of the grid is left to run" in result.stdout, "larger batches need more"
 
 
 @pytest.mark.full(but=2)
@@ -441,22 +388,14 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
             ["local_batch=8,16", "strategy=local_sgd", "num_workers=2", "--target-accuracy", "0.9"],
             "every step together",
         ),
-        (["local_batch=8,16", "checkpoint_every=null", "--target-accuracy", "90"], "Is 0.9 meant?"),
         (["local_batch=8,16", "--target-accuracy", "0.9", "--budget", "soon"], "is not a time"),
         (
-            [
-                "local_batch=8,16",
-                "num_workers=2,4",
-                "--target-accuracy",
-                "0.9",
-                "--objective",
-                "workers<=1",
-            ],
+            ["local_batch=8,16", "num_workers=2", "--target-loss", "1", "--objective=workers<=1"],
             "has more workers than this objective allows",
         ),
         (
             ["local_batch=8,16", "--target-accuracy", "0.9", "--objective", "money"],
-            "such as --price-per-worker-hour",
+            "--price-per-worker-hour",
         ),
     ],
 )
