@@ -82,14 +82,10 @@ def test_a_strategy_has_one_colour_and_a_way_its_own_shape(browser: Any, path: P
 
 @pytest.mark.full
 def test_names_of_cells_are_whole_on_a_phone(browser: Any, path: Path) -> None:
-    def drawn() -> tuple[set[str], float]:
-        with opened(browser, path, viewport=PHONE) as page:
-            names = {row["name"] for row in rows(page, "split_memory")}
-            height = page.locator("#split_memory canvas").bounding_box()["height"]
-            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-            return names, height
-
-    names, height = drawn()
+    with opened(browser, path, viewport=PHONE) as page:
+        names = {row["name"] for row in rows(page, "split_memory")}
+        height = page.locator("#split_memory canvas").bounding_box()["height"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert max(len(line) for name in names for line in name.split("\n")) <= 24
     assert height > 12 * sum(name.count("\n") + 1 for name in names)
 
