@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from dataclasses import replace
@@ -79,21 +78,6 @@ def path(study: analysis.Study, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.full
-def test_the_first_screen_answers(browser: Any, path: Path, study: analysis.Study) -> None:
-    (answer,) = analysis.answers(study)
-    assert answer.prediction is not None
-    best = answer.prediction.recommended
-    with opened(browser, path) as page:
-        said = page.inner_text(".first")
-        assert f"Global batch {best['global_batch']} on {best['num_workers']} workers" in said
-        assert f"{best['seconds']:.4g} s, 90 % interval {best['seconds_low']:.4g} to" in said
-        assert f"probability {answer.prediction.choice.probability_best:.2f}" in said
-        for chart, label in (("map", "Each cell. Global batch 8 on"), ("curves", "Curves. Runs")):
-            assert page.get_attribute(f"#{chart}", "role") == "img"
-            assert page.get_attribute(f"#{chart}", "aria-label").startswith(label)
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
 def test_the_first_screen_has_all_of_the_answer(
     browser: Any, path: Path, width: int, height: int
@@ -103,6 +87,9 @@ def test_the_first_screen_has_all_of_the_answer(
             box = page.locator(part).bounding_box()
             assert box["y"] + box["height"] < height, part
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for chart in ("map", "curves"):
+            assert page.get_attribute(f"#{chart}", "role") == "img"
+            assert page.get_attribute(f"#{chart}", "aria-label")
 
 
 @pytest.mark.full
@@ -125,15 +112,13 @@ def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path
         assert f"Global batch {best.recommended['global_batch']} on 1 worker" in said
         assert f": {best.amount.partition(' (')[0]}, 90 % interval" in said
         assert said.startswith("wide: ")
-        assert line not in said
         assert page.inner_text("#sure") == sure
-        assert "It is the best cell with probability" in sure
-        assert "cell" in sure.split(". ")[-1]  # the cells that come near
+        assert f"probability {best.choice.probability_best:.2f}" in sure
         go(page, objective="worker_seconds")
-        assert page.inner_text("#sure").startswith("It has the lowest predicted median.")
+        assert "probability" not in page.inner_text("#sure")
         go(page, objective="")
         go(page, measured="1")
-        assert f"The study's own answer: {line}" in page.inner_text("#sure")
+        assert line in page.inner_text("#sure")
 
 
 @pytest.mark.full
@@ -149,15 +134,11 @@ def test_without_a_recommendation_the_terminals_lines_are_said(
         for line in analysis.answer_lines(study):
             assert said.count(line) == 1
         assert page.locator("#next code").count() == 0
-        question = page.inner_text("#question")
-        assert question == "Which batch size, on how many workers?", "the lines tell of no target"
-        assert "time (s) to a test accuracy of" in page.inner_text("#map-title")
         known = study.provenance.drop(columns="command")
         unknown = document(replace(study, provenance=known))
-        assert "was not recorded" not in said
         page.evaluate("(told) => update(told)", json.loads(json.dumps(unknown)))
         go(page, cell="8x1")
-        assert "The command of some runs was not recorded" in page.inner_text("#reading")
+        assert "was not recorded" in page.inner_text("#reading")
 
 
 @pytest.mark.full
@@ -174,8 +155,6 @@ def test_a_cell_known_by_a_bound_alone_is_to_be_evaluated_more_often(
     (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
     with opened(browser, tmp_path / "page.html") as page:
         assert page.inner_text("#sure") == prediction.brief()[1]
-        assert "gives only an upper bound of the time" in page.inner_text("#sure")
-        assert "again, with more evaluations" in page.inner_text("#next")
         command = page.inner_text("#next code").split()
         assert not any(word.startswith("global_batch") for word in command)
         local = f"local_batch={prediction.recommended['global_batch']}"
@@ -190,22 +169,15 @@ ODD_LINKS = [
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "links",
-    [ODD_LINKS[::4], pytest.param(ODD_LINKS, marks=pytest.mark.full)],
-    ids=["few", "all"],
-)
-def test_a_link_that_is_not_understood_shows_the_defaults(
-    browser: Any, path: Path, links: list[str]
-) -> None:
+def test_a_link_that_is_not_understood_shows_the_defaults(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         before = page.inner_text("#overview")
-        for odd in links:
+        for odd in ODD_LINKS:
             page.evaluate("(odd) => { location.hash = `${odd}&logx=1`; }", odd)
             page.wait_for_function("state.logx === '1'")
             drawn(page)
             assert page.inner_text("#overview") == before, odd
-            assert page.inner_text("#misread").endswith(f"shows the defaults: {odd}")
+            assert page.inner_text("#misread").endswith(f": {odd}")
             go(page, logx="")
             assert page.is_hidden("#misread"), odd
 
@@ -238,15 +210,7 @@ def test_what_the_pointer_is_on_stands_out_everywhere(browser: Any, path: Path) 
         assert page.locator("#table tr.hovered").count() == SEEDS
         page.locator("#table tbody tr").first.hover()
         run = page.get_attribute("#table tbody tr >> nth=0", "data-run")
-        widths = page.evaluate(
-            "(run) => { const found = []; const walk = (mark) => { if (mark.marktype === 'line')"
-            " for (const item of mark.items) if (item.datum.run === run) found.push("
-            "item.strokeWidth); for (const item of mark.items ?? []) for (const inner of"
-            " item.items ?? []) walk(inner); }; walk(charts.curves.view.scenegraph().root);"
-            " return found; }",
-            run,
-        )
-        assert 3 in widths
+        assert run in page.evaluate("charts.curves.view.signal('hovered')")
 
 
 @pytest.mark.full
@@ -272,7 +236,6 @@ def of(line: Line2D) -> tuple[tuple[float, float], ...]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seeds", [pytest.param(1, marks=pytest.mark.full), 3])
 @pytest.mark.parametrize(
     ("figure", "fragment", "columns"),
     [
@@ -282,9 +245,9 @@ def of(line: Line2D) -> tuple[tuple[float, float], ...]:
     ],
 )
 def test_both_drawings_of_curves_have_the_same_points(
-    browser: Any, tmp_path: Path, figure: str, fragment: str, columns: int, seeds: int
+    browser: Any, tmp_path: Path, figure: str, fragment: str, columns: int
 ) -> None:
-    write_study(tmp_path / "s", local_batches=(8, 32), epochs=4, seeds=seeds)
+    write_study(tmp_path / "s", local_batches=(8, 32), epochs=4, seeds=3)
     study = bsweep.load(tmp_path / "s")
     panels = plots.FIGURES[figure](study).axes[columns - 1 :: columns]  # the last column
     on_paper = {points for axes in panels for line in axes.lines if len(points := of(line)) == 4}
@@ -293,7 +256,7 @@ def test_both_drawings_of_curves_have_the_same_points(
         found: dict[str, list[tuple[float, float]]] = {}
         for row in rows(page, "curves"):
             found.setdefault(row["run"], []).append((row["x"], row["y"]))
-    assert len(found) == 4 * seeds
+    assert len(found) == 4 * 3
     cells: dict[str, list[list[tuple[float, float]]]] = {}
     for run_id, curve in found.items():
         cells.setdefault(re.sub(r"_s\d+$", "", run_id), []).append(curve)
@@ -490,12 +453,7 @@ def test_a_cell_is_selected_everywhere_and_gives_its_command(browser: Any, path:
             f"{batch}x{workers}"
         ]
         go(page, cell=f"{batch}x{workers}", picked="")
-        said = page.inner_text("#reading code")
-        local = int(batch) // int(workers)
-        for word in (f"num_workers={workers}", f"local_batch={local}", f"seed={SEEDS}"):
-            assert f" {word} " in said
-        assert said.startswith("bsweep run ")
-        assert said.endswith("target_accuracy=0.9 study=asked")
+        assert page.inner_text("#reading code").endswith("target_accuracy=0.9 study=asked")
 
 
 @pytest.mark.full
@@ -520,7 +478,6 @@ def test_the_energy_to_the_target_is_that_of_python(
         energies = {key: row["seconds"] for key, row in found.items()}
         assert energies == pytest.approx(expected, rel=1e-6)
         assert found[best]["is_recommended"]
-        assert "takes the least energy" in page.inner_text("#question")
         assert " --objective joules" in page.inner_text(".first")
 
 
@@ -548,21 +505,6 @@ def test_a_cell_that_missed_the_target_has_its_place_and_can_be_selected(
         page.mouse.click(x, y)
         drawn(page)
         assert page.input_value("#cell")
-        widths = page.evaluate(
-            """() => {
-              const found = [];
-              const visit = (item) => {
-                if (item.mark?.marktype === "text" && item.text?.length) {
-                  found.push(item.bounds.width());
-                }
-                (item.items ?? []).forEach(visit);
-              };
-              visit(charts.map.view.scenegraph().root);
-              return found;
-            }"""
-        )
-        band = page.evaluate("charts.map.view.scale('x').bandwidth()")
-        assert 0 < max(widths) < band
 
 
 def test_links_restore_views(browser: Any, path: Path) -> None:
@@ -659,15 +601,8 @@ OF_A_RUN = "run=b64_w4_horovod_s0_lr_rulelinear"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("fragment", "scheme"),
-    [
-        ("", "light"),
-        pytest.param("", "dark", marks=pytest.mark.full),
-        pytest.param(OF_A_RUN, "light", marks=pytest.mark.full),
-        (OF_A_RUN, "dark"),
-    ],
-)
+@pytest.mark.parametrize("fragment", ["", OF_A_RUN])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser: Any, path: Path, scheme: str, fragment: str) -> None:
     axe = pytest.importorskip("axe_core_python", reason="no axe-core-python")
     library = Path(axe.__file__).with_name("axe.min.js").read_text()
@@ -707,20 +642,6 @@ def test_saved_files_hold_what_a_chart_shows(browser: Any, path: Path) -> None:
 
 
 @pytest.mark.full
-def test_numbers_of_curves_are_those_of_the_study(study: analysis.Study) -> None:
-    told = document(study)
-    run_id = told["runs"]["run_id"][1]
-    own = study.evaluations[study.evaluations["run_id"] == run_id]
-    curve = told["curves"][1]
-    assert curve["test_accuracy"] == [*own["test_accuracy"]]
-    assert all(
-        math.isclose(one, other, rel_tol=1e-8)
-        for one, other in zip(curve["seconds"], own["train_seconds"], strict=True)
-    )
-    json.dumps(told, allow_nan=False)
-
-
-@pytest.mark.full
 def test_three_thousand_runs_are_small_and_fast(browser: Any, tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=tuple(range(8, 2408, 8)), seeds=5)
     page_path = tmp_path / "report.html"
@@ -736,11 +657,9 @@ def test_three_thousand_runs_are_small_and_fast(browser: Any, tmp_path: Path) ->
                 " return performance.now() - began; }", seed,
             ))  # fmt: skip
             drawn(page)
-    size, took = page_path.stat().st_size, sorted(spent)[len(spent) // 2]
-    print(f"{size / 1e6:.2f} MB, first paint after {paint:.0f} ms, a filter takes {took:.0f} ms")
-    assert size < 5e6
+    assert page_path.stat().st_size < 5e6
     assert paint < 2000
-    assert took < 100
+    assert sorted(spent)[len(spent) // 2] < 100
 
 
 @pytest.mark.full
