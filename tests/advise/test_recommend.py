@@ -329,8 +329,8 @@ def test_cells_out_of_memory_or_of_more_workers_are_left_out(tmp_path: Path) -> 
         "step.train_step = scarce\n",
     )
     grid = (*TINY[1:], "local_batch=8,16,32,64,80", "num_workers=1,2", "strategy=allreduce")
-    wanted = ("--target-accuracy", "0.2", "--budget", "20m", "--json")
-    wanted += ("--objective", "deadline=1h,workers<=1")
+    wanted = ["--target-accuracy", "0.2", "--budget", "20m", "--json"]
+    wanted += ["--objective", "deadline=1h,workers<=1"]
     result = command("recommend", *grid, *wanted, cwd=tmp_path, env=env)
     assert result.returncode == 0, result.stderr
     for batch in ("(32|64)", "80"):
