@@ -17,7 +17,7 @@ import pandas as pd
 from bsweep.analysis.numbers import number
 from bsweep.core.words import plural
 
-Type = Literal["text", "count", "count_or_null", "number", "flag", "any"]
+Type = Literal["text", "text_or_null", "count", "count_or_null", "number", "flag", "any"]
 Role = Literal["promised", "context", "setting", "minor", "placement", "other"]
 
 
@@ -88,19 +88,19 @@ RUNS = (
         source="epochs",
         said="{value} epoch{s}",
     ),
-    Column("model", "any", role="context", source="model.name", said="{value}"),
-    Column("stem", "any", role="context", source="model.stem", said="{value}"),
+    Column("model", "text_or_null", role="context", source="model.name", said="{value}"),
+    Column("stem", "text_or_null", role="context", source="model.stem", said="{value}"),
     Column(
         "model.weights_sha256",
-        "any",
+        "text_or_null",
         "pretrained weights",
         role="setting",
         source="model.weights_sha256",
         is_always=False,
     ),
-    Column("data", "any", role="context", source="data.name", said="{value}"),
+    Column("data", "text_or_null", role="context", source="data.name", said="{value}"),
     Column("num_train", "count_or_null", "training examples", role="context", source="start"),
-    Column("optimizer", "any", role="setting", source="optimizer.name", said="{value}"),
+    Column("optimizer", "text_or_null", role="setting", source="optimizer.name", said="{value}"),
     Column(
         "lr",
         heading="base learning rate",
@@ -108,12 +108,28 @@ RUNS = (
         source="optimizer.lr",
         said="base learning rate: {value}",
     ),
-    Column("lr_rule", "any", "learning-rate rule", role="setting", source="optimizer.lr_rule"),
+    Column(
+        "lr_rule", "text_or_null", "learning-rate rule", role="setting", source="optimizer.lr_rule"
+    ),
     Column("accumulation_steps", "any", role="setting", source="accumulation_steps"),
     Column("device", "text", role="context", source="start", said="{value}"),
     Column("hardware", "text", role="context", source="meta", said="{value}"),
-    Column("torch", "any", role="context", source="meta", said="torch {value}", is_always=False),
-    Column("gpu_software", "any", role="context", source="start", said="{value}", is_always=False),
+    Column(
+        "torch",
+        "text_or_null",
+        role="context",
+        source="meta",
+        said="torch {value}",
+        is_always=False,
+    ),
+    Column(
+        "gpu_software",
+        "text_or_null",
+        role="context",
+        source="start",
+        said="{value}",
+        is_always=False,
+    ),
     Column("precision", "text", role="setting", source="start", said="{value}"),
     Column("graph", "any", "CUDA graph", role="setting", source="start", is_always=False),
     Column(
@@ -126,7 +142,7 @@ RUNS = (
     ),
     Column(
         "strategy.schedule",
-        "any",
+        "text_or_null",
         "pipeline schedule",
         role="setting",
         source="strategy.schedule",
@@ -140,12 +156,19 @@ RUNS = (
         source="strategy.microbatches",
         is_always=False,
     ),
-    Column("compression", "any", role="setting", source="compression.name"),
-    Column("allocation", "any", role="setting", source="allocation.name"),
-    Column("batching", "any", "batching", role="setting", source="batching.name", is_always=False),
-    Column("placement", "any", "where the workers ran", role="placement", said="{value}"),
-    Column("network_interface", "any", role="placement"),
-    Column("memory_limit", "any", role="placement"),
+    Column("compression", "text_or_null", role="setting", source="compression.name"),
+    Column("allocation", "text_or_null", role="setting", source="allocation.name"),
+    Column(
+        "batching",
+        "text_or_null",
+        "batching",
+        role="setting",
+        source="batching.name",
+        is_always=False,
+    ),
+    Column("placement", "text_or_null", "where the workers ran", role="placement", said="{value}"),
+    Column("network_interface", "text_or_null", role="placement"),
+    Column("memory_limit", "text_or_null", role="placement"),
     Column("threads", "count_or_null", role="placement", source="start"),
     Column("final_test_loss", role="other", is_always=False),
     Column(
@@ -159,7 +182,7 @@ RUNS = (
     Column("is_cifar10", "any", role="other"),
     Column("start_seconds", role="other", source="start"),
     Column("learning_rate", role="other", digits=".3g", source="start"),
-    Column("local_batches", "any", role="other"),
+    Column("local_batches", "text_or_null", role="other"),
     Column("reached", "any", "target reached", role="other", is_always=False),
     Column("is_bound", "any", "at most", role="other", is_always=False),
     Column("seconds_to_target", heading="time to target (s)", role="other", is_always=False),
@@ -340,6 +363,7 @@ _SAID = {
 _ROLES = {column.name: column.role for column in RUNS}
 _CASTS: dict[Type, Callable[[pd.Series[Any]], pd.Series[Any]]] = {
     "text": lambda values: values.astype(object).where(values.notna(), "").astype(str),
+    "text_or_null": lambda values: values,
     "count": lambda values: values.astype("int64"),
     "count_or_null": lambda values: pd.to_numeric(values).astype("Int64"),
     "number": lambda values: pd.to_numeric(values).astype(float),

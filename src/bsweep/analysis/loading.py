@@ -175,9 +175,21 @@ def _by_column(rows: Rows) -> dict[str, tuple[Any, ...]]:
     }
 
 
+def _read_csv(path: Path, table: Sequence[columns.Column]) -> pd.DataFrame:
+    """Return a report's table; a version of torch such as 2.10, or the name NA, stays the text that
+    it was.
+    """
+    texts = {column.name: str for column in table if column.type.startswith("text")}
+    return pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+
+
 def _from_csv(folder: Path) -> Study:
     found = {name: folder / f"{name}.csv" for name in columns.TABLES}
-    tables = {name: pd.read_csv(path) for name, path in found.items() if path.is_file()}
+    tables = {
+        name: _read_csv(path, columns.TABLES[name])
+        for name, path in found.items()
+        if path.is_file()
+    }
     for name in ("runs", "epochs"):
         missing = [
             column

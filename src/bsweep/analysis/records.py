@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -48,7 +46,8 @@ _NO_SETTINGS = (
     "allocation.devices", "measure.noise_scale",
 )  # fmt: skip
 _FINAL = ("final_test_loss", "final_test_accuracy")  # of runs with validation examples
-_PATHS = ("data.root", "data.path", "data.tokenizer", "model.weights")
+# Columns that hold the last part of a path: the name of the data, not its place on a machine.
+PATHS = ("data.root", "data.path", "data.tokenizer", "model.weights")
 _DIGEST = "model.weights_sha256"  # tells pretrained weights apart, wherever their file lies
 _DIGITS = 8  # of a digest, for people to read
 
@@ -92,7 +91,7 @@ def rows_of(run: Run) -> dict[str, Rows]:
         "memory": _memory_rows(epochs),
         "stages": _stage_rows(epochs),
         "rounds": _round_rows(numbered(of_type["round"], "round")),
-        "provenance": [_shown(_provenance(run.meta))],
+        "provenance": [_shown(_flat(run.meta))],
     }
 
 
@@ -176,9 +175,9 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     told = ((_column(key), value) for key, value in _flat(config).items())
     settings = {column: value for column, value in told if column}
-    for key in _PATHS:
+    for key in PATHS:
         if settings.get(key):
-            settings[key] = Path(settings[key]).name  # the data's name, not its place on a machine
+            settings[key] = Path(settings[key]).name
     if settings.get(_DIGEST):
         settings[_DIGEST] = settings[_DIGEST][:_DIGITS]
     return settings
@@ -335,20 +334,6 @@ def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
         values = zip(*(told[name] for name in _BY_WORKER.values()), strict=True)
         rows += [of_all | dict(zip(_BY_WORKER, of_worker, strict=True)) for of_worker in values]
     return rows
-
-
-def _provenance(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of a run's `meta.json` under dotted names, such as `versions.torch`;
-    paths of data and of pretrained weights in the recorded command keep only their last part.
-    """
-    flat = _flat(meta)
-    command = flat.get("command") or ""
-    with contextlib.suppress(ValueError):  # an unbalanced quote
-        for word in shlex.split(command) if any(name in command for name in _PATHS) else ():
-            name, _, path = word.partition("=")
-            if name in _PATHS and path:
-                flat["command"] = flat["command"].replace(path, Path(path).name)
-    return flat
 
 
 @functools.cache

@@ -82,6 +82,12 @@ def main() -> NoReturn:
             signal.signal(number, terminal.interrupt)
     sys.unraisablehook = terminal.interrupt_again
     terminal.set_up_logging()
+    if sys.flags.optimize:
+        logger.error(
+            "bsweep: Hydra's parser relies on assertions, which python -O leaves out: unset "
+            "PYTHONOPTIMIZE, or leave -O out."
+        )
+        sys.exit(BAD_CONFIG)
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
         sys.exit(_run(command, sys.argv[2:]))

@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     from bsweep import report as writer
-    from bsweep.core.whole_files import is_full, no_space
+    from bsweep.core.whole_files import explained
 
     try:
         print(
@@ -44,10 +44,8 @@ def run(arguments: Sequence[str]) -> int:
             )
         )
     except (ValueError, OSError) as error:
-        is_no_space = isinstance(error, OSError) and is_full(error)
         folder = options.out or options.study / "report"
-        problem = no_space(folder, "give --out DIR") if is_no_space else error
-        logger.error(f"bsweep: {problem}")
+        logger.error(f"bsweep: {explained(error, folder, 'give --out DIR')}")
         return BAD_CONFIG
     return 0
 

@@ -8,6 +8,7 @@ import argparse
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,9 +54,15 @@ def arranged(arguments: Sequence[str]) -> list[str]:
 
 
 def _misspelled(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield messages about assignments that are typed with leading dashes, or with blanks around
-    the '='. Each message has the form that bsweep takes.
+    """Yield messages about assignments that are typed with leading dashes, with blanks around the
+    '=', or by a script with Windows line ends. Each message has the form that bsweep takes.
     """
+    if any("\r" in argument for argument in arguments):
+        yield (
+            "an argument ends in a carriage return: the script that holds this command, or a file "
+            "that it reads, has Windows line ends. Remove them: sed -i 's/\\r$//' FILE"
+        )
+        return
     for place, argument in enumerate(arguments):
         key, equals, value = argument.partition("=")
         if argument.startswith("--") and key.lstrip("-").partition(".")[0] in _FIRST_PARTS:
@@ -112,8 +119,11 @@ def as_hydra_takes(argument: str) -> str:
     quoted it for Hydra.
     """
     argument = re.sub(r"^((?:\w+\.options|program\.environment)(\.[\w.]+)?=)", r"++\1", argument)
-    argument = re.sub(r"^([\w./+]+=)~(?=/|$)", rf"\g<1>{Path.home()}", argument)
     key, equals, value = argument.partition("=")
+    if re.match("~(/|$)", value):
+        with suppress(RuntimeError):  # of a user without a home
+            value = f"{Path(value).expanduser()}"
+        argument = f"{key}={value}"
     if key.lstrip("+") == "program.command" and value and value[0] not in "\"'":
         quoted = value.replace('"', '\\"') if "'" in value else value
         mark = '"' if "'" in value else "'"

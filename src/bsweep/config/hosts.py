@@ -55,6 +55,11 @@ Hosts = Annotated[str, AfterValidator(spelled_out)]
 SpelledOut = Annotated[str, Field(pattern=rf"^{_HOST}(,{_HOST})*$")]
 
 
+def same_name(host: str) -> str:
+    """Return a host's name in the form that is equal for `NODE1`, `node1` and `node1.`."""
+    return host.lower().removesuffix(".")
+
+
 def names_in(text: str) -> list[str]:
     """Return the host names of a list in SLURM's form: `a[1-2,07],b` gives a1, a2, a07 and b.
 
@@ -67,6 +72,12 @@ def names_in(text: str) -> list[str]:
 def _of_list(text: str) -> Iterator[tuple[list[str], str]]:
     for entry in _parts(text):
         names, _, slots = entry.partition(":")
+        if "@" in entry or ":" in slots:
+            raise ValueError(
+                f"{entry!r} is not of the form host:slots: give a port by launch.ssh_port, a user "
+                "by launch.ssh_options=[User=me], and an IPv6 address by a name for it in "
+                "~/.ssh/config"
+            )
         if not _SLOTS.fullmatch(slots):
             raise ValueError(_FORM)
         yield _names(names), slots

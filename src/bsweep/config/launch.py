@@ -13,7 +13,7 @@ from pydantic import Field
 
 from bsweep.config import slurm
 from bsweep.config.groups import LaunchConfig
-from bsweep.config.hosts import SLURM, Hosts
+from bsweep.config.hosts import SLURM, Hosts, same_name
 from bsweep.config.point import Point, StrategyFacts
 from bsweep.config.values import (
     Count,
@@ -113,7 +113,10 @@ class SshConfig(ProcessesConfig):
             )
         # The hosts of an allocation are known only inside it.
         if self.hosts and not self.uses_allocation:
-            slots, named = slots_of(self.hosts), [host for host, _ in _entries(self.hosts)]
+            slots, named = (
+                slots_of(self.hosts),
+                [same_name(host) for host, _ in _entries(self.hosts)],
+            )
             if len(slots) < point.num_workers:
                 yield (
                     f"num_workers={point.num_workers}, but launch.hosts={self.hosts} offers "

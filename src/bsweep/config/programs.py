@@ -55,7 +55,8 @@ class BuiltinConfig(ProgramConfig):
     name: Literal["builtin"]
 
 
-_BRACES = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+# A name in braces, or in two pairs of them, which stand for one pair.
+_BRACES = re.compile(r"\{\{([A-Za-z_][\w.]*)\}\}|\{([A-Za-z_][\w.]*)\}")
 
 
 def _words_of(command: str) -> str:
@@ -140,6 +141,12 @@ class OwnProgramConfig(ProgramConfig):
                 f"program.command={self.command}: the program {words[0]} is not found.{near} Give "
                 "its path, or 'python train.py' for a script."
             )
+        script = Path(self._interpreter(words[0]) or "")
+        if script.is_file() and _first_line(script).endswith(b"\r\n"):
+            raise ConfigError(
+                f"program.command={self.command}: {words[0]} has Windows line ends, with which its "
+                f"first line names no interpreter. Remove them: sed -i 's/\\r$//' {words[0]}"
+            )
         if words[0] in ("python", "python3") and len(words) > 1 and words[1].endswith(".py"):
             _refuse_missing(path, words[1], f"program.command={self.command}")
         given = self.files
@@ -160,7 +167,9 @@ class OwnProgramConfig(ProgramConfig):
             folder: The folder of a run's own code.
         """
         for name in self.files or ():
-            path = folder / "program" / (Path(name).name if ".." in name else name.lstrip("/"))
+            # The copy of a file outside of the program's folder, too, lies within the run's folder.
+            parts = ("_" if part == ".." else part for part in Path(name.lstrip("/")).parts)
+            path = (folder / "program").joinpath(*parts)
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.path / name, path)
 
@@ -206,11 +215,14 @@ class OwnProgramConfig(ProgramConfig):
         """
 
         def value_of(match: re.Match[str]) -> str:
-            name = match[1]
+            literal, name = match.groups()
+            if literal:
+                return f"{{{literal}}}"
             if name not in values:
                 raise ConfigError(
                     f"{given}: {{{name}}} is not a key of the point."
-                    f"{did_you_mean(name, list(values))} Known: {', '.join(sorted(values))}."
+                    f"{did_you_mean(name, list(values))} Known: {', '.join(sorted(values))}. To "
+                    f"pass {{{name}}} on as it is, write {{{{{name}}}}}."
                 )
             if values[name] is None:
                 key = f"optimizer.{name}" if name == "lr" else name
@@ -224,6 +236,12 @@ class OwnProgramConfig(ProgramConfig):
 
 def _is_braced(word: str) -> bool:
     return _BRACES.search(word) is not None
+
+
+def _first_line(script: Path) -> bytes:
+    """Return the first line of a script; of another program nothing."""
+    with script.open("rb") as file:
+        return file.readline() if file.read(2) == b"#!" else b""
 
 
 def _refuse_missing(folder: Path, name: str, key: str) -> None:

@@ -30,16 +30,30 @@ def hosts(env: Mapping[str, str]) -> str | None:
     listed = env.get("SLURM_JOB_NODELIST")
     if not listed:
         return None
-    nodes = names_in(listed)
+    try:
+        nodes = names_in(listed)
+    except ValueError as error:
+        raise ValueError(f"SLURM_JOB_NODELIST={listed}: {error}") from None
     counts = _slots(env, len(nodes))
     return ",".join(f"{node}:{slots}" for node, slots in zip(nodes, counts, strict=True))
+
+
+def variables(env: Mapping[str, str]) -> str:
+    """Return the variables that say which nodes and slots an allocation has, for messages."""
+    return ", ".join(
+        f"{name}={env[name]}" for name in ("SLURM_JOB_NODELIST", *_COUNTS) if name in env
+    )
+
+
+_PER_NODE = ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE")
+_COUNTS = ("SLURM_GPUS_ON_NODE", *_PER_NODE)
 
 
 def _slots(env: Mapping[str, str], num_nodes: int) -> list[int]:
     gpus = env.get("SLURM_GPUS_ON_NODE", "")
     if gpus.isdecimal() and int(gpus):
         return [int(gpus)] * num_nodes  # this node's count; preflight reports nodes with fewer
-    for name in ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"):
+    for name in _PER_NODE:
         counts = expanded(env.get(name, ""))
         if len(counts) == num_nodes:  # inside a step the list may cover fewer nodes
             return counts
@@ -60,11 +74,11 @@ def started_often(env: Mapping[str, str]) -> str:
     """Return an error message if srun started several processes of this command, which needs only
     one; an empty text otherwise.
     """
-    tasks = int(env.get("SLURM_STEP_NUM_TASKS", 1))  # unset in a batch script, which is no task
-    if tasks == 1:
+    tasks = env.get("SLURM_STEP_NUM_TASKS", "1")  # unset in a batch script, which is no task
+    if tasks == "1":
         return ""
     return (
-        f"srun started this command {tasks} times, but one process leads all workers: leave srun "
-        "out, in a batch script or in salloc's shell. launch=srun starts the workers on the "
-        "allocation's nodes; launch.hosts=slurm starts them by ssh"
+        f"srun started this command {tasks} times (SLURM_STEP_NUM_TASKS={tasks}), but one process "
+        "leads all workers: leave srun out, in a batch script or in salloc's shell. launch=srun "
+        "starts the workers on the allocation's nodes; launch.hosts=slurm starts them by ssh"
     )

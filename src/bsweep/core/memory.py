@@ -162,6 +162,16 @@ def can_limit() -> bool:
     return Path("/proc/self/status").exists()
 
 
+def num_kills() -> int:
+    """Return how many processes the kernel has killed for lack of memory since this machine
+    started, in all of its containers; 0 if the kernel does not count them.
+    """
+    with suppress(OSError):
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
+
+
 def available_bytes() -> int:
     """Return how many bytes of memory are still available to all processes of this machine, or of
     this container, together.

@@ -5,7 +5,10 @@ set, and the cores that this process may use.
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,30 @@ def num_cores() -> int:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Return the indices of the CPU cores that this process may use, in ascending order."""
+    """Return the indices of the CPU cores that this process may use, in ascending order. Of them
+    there are no more than the whole cores that a container's limit of processor time grants.
+    """
     if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+    else:
+        cores = tuple(range(os.cpu_count() or 1))
+    return cores[: max(1, _granted_cores())]
+
+
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def _granted_cores() -> int:
+    """Return the number of whole cores whose time the control groups of this process (version 2)
+    grant; a large number if there is no limit.
+    """
+    granted = sys.maxsize
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        name = next(line[3:] for line in lines if line.startswith("0::"))
+        own = _GROUPS / name.lstrip("/")
+        for group in (own, *own.parents):
+            with suppress(OSError, ValueError):  # no such file, or "max" without a limit
+                quota, period = map(int, (group / "cpu.max").read_text().split())
+                granted = min(granted, quota // period)
+    return granted

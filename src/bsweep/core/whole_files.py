@@ -92,6 +92,29 @@ def why_full(folder: Path, otherwise: str) -> str:
     return ""
 
 
-def is_full(error: OSError) -> bool:
-    """Return True if an OSError means that a disk or a quota is full."""
-    return error.errno in FULL
+def is_full(error: BaseException) -> bool:
+    """Return True if an error means that a disk or a quota is full."""
+    return isinstance(error, OSError) and error.errno in FULL
+
+
+def explained(error: BaseException, folder: Path, otherwise: str) -> str:
+    """Return what an error says; of a full disk and of another user's folder, also what to do.
+
+    Args:
+        error: The error.
+        folder: What was to be written.
+        otherwise: What to do if space or access cannot be had.
+    """
+    if is_full(error):
+        return no_space(folder, otherwise)
+    if not isinstance(error, PermissionError):
+        return str(error)
+    path = Path(error.filename or folder).absolute()
+    while not os.path.lexists(path):
+        path = path.parent
+    number = path.lstat().st_uid
+    try:
+        owner = path.owner()
+    except KeyError:  # a user without a name
+        owner = str(number)
+    return f"{path} belongs to the user {owner}: ask for access to it, or {otherwise}"

@@ -24,6 +24,22 @@ def _escape(found: re.Match[str]) -> str:
     return f"\\x{number - 0xDC00:02x}" if 0xDC80 <= number <= 0xDCFF else f"\\u{number:04x}"
 
 
+def excerpt(text: str, source: object, most: int = 2_000) -> str:
+    """Return a text with at most `most` characters of its first and last lines, and of a line that
+    was overwritten, as by a progress bar, what a terminal shows in the end.
+
+    Args:
+        text: The text, such as an error that quotes others.
+        source: Where the whole text can be read, for a note in place of what is left out.
+        most: The number of characters.
+    """
+    text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    if len(text) <= most:
+        return text
+    note = f"\n... ({len(text) - most:,} characters; see {source})\n"
+    return text[: most // 2] + note + text[-(most // 2) :]
+
+
 def plural(number: object) -> str:
     """Return the ending of a noun that follows a number: an empty text after 1, else `s`."""
     return "" if str(number) == "1" else "s"

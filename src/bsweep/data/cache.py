@@ -169,7 +169,18 @@ def _cached(
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bsweep" / "data"
+    """Return the folder of decoded data sets.
+
+    Raises:
+        ValueError: If this user has no home folder, and no variable names another one.
+    """
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        raise ValueError(
+            "this user has no home folder: set XDG_CACHE_HOME to a folder for decoded data sets"
+        ) from None
+    return folder / "bsweep" / "data"
 
 
 def _read(path: Path, keys: Sequence[str]) -> tuple[dict[str, Tensor], str]:

@@ -10,6 +10,7 @@ import os
 
 import psutil
 
+from bsweep.config import slurm
 from bsweep.config.launch import ProcessesConfig, most_at_once, nodes_of, slots_by_host, slots_of
 from bsweep.config.run import RunConfig
 from bsweep.config.values import show
@@ -89,8 +90,8 @@ def check_hosts(config: RunConfig) -> None:
     if (slots := len(slots_of(launch.named_hosts))) < config.num_workers:
         raise ValueError(
             f"num_workers={config.num_workers}, but the SLURM allocation offers {slots} slots "
-            f"({launch.named_hosts}): ask SLURM for more nodes, tasks or GPUs, or use fewer "
-            "workers."
+            f"({launch.named_hosts}, from {slurm.variables(os.environ)}): ask SLURM for more "
+            "nodes, tasks or GPUs, or use fewer workers."
         )
 
 

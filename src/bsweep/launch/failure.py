@@ -30,6 +30,8 @@ def outcome(
     failures: Sequence[tuple[int, int]],
     console: Path,
     codes: Sequence[int | None] = (),
+    *,
+    is_starved: bool = False,
 ) -> Outcome:
     """Return the status of a failed point, and a message on the likely cause of the failure.
 
@@ -45,6 +47,8 @@ def outcome(
         failures: Pairs of a failed rank and its exit code, in the order of the failures.
         console: The file with the output of the commands that started the processes.
         codes: The exit code of each of those commands; None for one that still ran.
+        is_starved: True if the kernel of this machine killed a process for lack of memory
+            meanwhile.
     """
     num_processes = config.num_workers + config.num_server_processes
     silent = [(r, code) for r, code in failures if not (paths.rank_logs(r) / "error.json").exists()]
@@ -72,7 +76,7 @@ def outcome(
         return Outcome("failed", loss(dict.fromkeys(lost, why), f"see {console}"), may_pass=True)
     if not failures:
         return Outcome("failed", _why_command_ended(paths, console, codes), may_pass=True)
-    return _outcome_of_codes(config, paths, failures, silent)
+    return _outcome_of_codes(config, paths, failures, silent, is_starved)
 
 
 def _outcome_of_codes(
@@ -80,6 +84,7 @@ def _outcome_of_codes(
     paths: RunPaths,
     failures: Sequence[tuple[int, int]],
     silent: Sequence[tuple[int, int]],
+    is_starved: bool,
 ) -> Outcome:
     """Return the outcome of a failed point, with a message that names the process that most likely
     failed first, and its exit code or signal.
@@ -96,6 +101,11 @@ def _outcome_of_codes(
             "kernel finds no room"
         )
         return Outcome("out_of_memory", f"{config.process_name(rank)} {cause}")
+    if is_starved and _signal(code) == signal.SIGKILL and _is_here(config, rank):
+        return Outcome(
+            "out_of_memory",
+            f"{config.process_name(rank)} was killed by the kernel, which had no memory left",
+        )
     process_and_cause = f"{config.process_name(rank)} {_cause(code)}"
     # A launcher may first notice a process that waited for the ones that really failed.
     if not silent and (others := _without_a_word(config, paths)):
@@ -107,6 +117,13 @@ def _outcome_of_codes(
     if full := _full_disk(paths, "" if _signal(code) == signal.SIGBUS else lines):
         return Outcome("failed", f"{process_and_cause}: {full}", may_pass=True)
     return Outcome("failed", f"{process_and_cause}\n{lines}".strip(), may_pass=True)
+
+
+def _is_here(config: RunConfig, rank: int) -> bool:
+    hosts = config.launch.named_hosts
+    return not hosts or ssh.is_here(
+        hosts_of_ranks(hosts, config.num_workers, config.num_server_processes)[rank]
+    )
 
 
 def _full_disk(paths: RunPaths, said: str) -> str:

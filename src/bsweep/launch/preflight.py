@@ -181,10 +181,18 @@ def ask(host: str, launch: ProcessesConfig, request: machine_facts.Request) -> A
             None,
             "there is no ssh on this machine to reach it: install an OpenSSH client",
         )
-    if asked.returncode == 0:
-        line = next(line for line in reversed(asked.stdout.splitlines()) if line.startswith("{"))
-        return Answer(host, json.loads(line))
-    return Answer(host, None, _explain(asked.returncode, asked.stderr))
+    if asked.returncode:
+        return Answer(host, None, _explain(asked.returncode, asked.stderr))
+    for line in reversed(asked.stdout.splitlines()):  # a shell there may print before and after it
+        with suppress(ValueError):
+            if line.startswith("{") and "versions" in (facts := json.loads(line)):
+                return Answer(host, facts)
+    return Answer(
+        host,
+        None,
+        "its shell ended before bsweep answered: see what runs there at a login without a terminal "
+        "(such as an `exit` in ~/.bashrc)",
+    )
 
 
 def _explain(code: int, said: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
-from bsweep.core import terminal
+from bsweep.core import memory, terminal
 from bsweep.core.parent_process import LAUNCHER
 from bsweep.core.words import duration
 from bsweep.launch import environment, failure, lifeline, preflight
@@ -40,6 +40,7 @@ class ProcessLauncher(HostLauncher):
         ended.
         """
         config, paths = request.config, request.paths
+        num_kills = memory.num_kills()
         started, codes, timeout = self._run(request)
         ended = recorded(paths)
         failed = not started.is_through and any(command.returncode for command in started.commands)
@@ -53,7 +54,8 @@ class ProcessLauncher(HostLauncher):
             )
         console = started.console.read_text(errors="replace")
         found = [] if timeout else self.failures(console)
-        return failure.outcome(config, paths, found, started.console, codes)
+        is_starved = memory.num_kills() > num_kills
+        return failure.outcome(config, paths, found, started.console, codes, is_starved=is_starved)
 
     def _run(self, request: LaunchRequest) -> tuple[Started, list[int | None], str | None]:
         """Start the processes of a point, or reuse those of an earlier point; then wait until they

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bsweep.config.hosts import same_name
 from bsweep.config.launch import ProcessesConfig, SshConfig
 from bsweep.launch import environment
 
@@ -21,12 +22,8 @@ EXIT_CODE = 255
 
 
 def is_here(host: str) -> bool:
-    return host in (
-        "localhost",
-        "127.0.0.1",
-        socket.gethostname(),
-        os.environ.get("SLURMD_NODENAME"),
-    )
+    here = "localhost", "127.0.0.1", socket.gethostname(), os.environ.get("SLURMD_NODENAME", "")
+    return same_name(host) in map(same_name, here)
 
 
 def as_others_say(host: str) -> str:

@@ -29,7 +29,7 @@ class Row:
     time: float
 
 
-Parse = Callable[[bytes, str], list[Row]]
+Parse = Callable[[bytes, str, int], list[Row]]
 
 
 class TextFiles:
@@ -79,7 +79,8 @@ class _TextFile:
         self._path = path
         self._old = path.read_bytes() if is_old else b""
         self._seen = _identity(path) if is_old else None
-        self._num_rows = 0
+        self._parsed = b""  # the beginning of the file, up to the end of a row
+        self._num_rows = 0  # in that beginning
 
     def new_rows(self, parse: Parse, *, is_last: bool) -> tuple[float | None, list[Row]]:
         """Return when the file changed, None if it did not, and the rows that are new in it."""
@@ -95,13 +96,16 @@ class _TextFile:
             self._old = b""
         self._seen = seen
         whole = content if is_last else content[: content.rfind(b"\n") + 1]
-        rows = parse(whole, str(self._path))
-        begin = max(self._num_rows, len(parse(self._old, str(self._path))))
-        self._num_rows = max(begin, len(rows))
-        return (
-            at if is_changed else None,
-            [Row(row.values, row.place, at) for row in rows[begin:]],
-        )
+        # While a file grows, its new rows alone are parsed: the training needs the cores.
+        begin = len(self._parsed) if whole.startswith(self._parsed) else 0
+        rows = parse(whole, str(self._path), begin)
+        if not begin:  # the first look, or the program wrote the file again
+            old = parse(self._old, str(self._path), 0) if self._old else []
+            rows = rows[max(self._num_rows, len(old)) :]
+            self._num_rows = max(self._num_rows, len(old))
+        self._num_rows += len(rows)
+        self._parsed = whole
+        return at if is_changed else None, [Row(row.values, row.place, at) for row in rows]
 
     def _is_replaced(self, seen: tuple[int, int, int], content: bytes) -> bool:
         """Return True if the program wrote the old file again, instead of appending to it."""
@@ -118,16 +122,20 @@ def _identity(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def csv_rows(content: bytes, path: str) -> list[Row]:
+def csv_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
     """Return the rows of a CSV file with a header, without their empty values.
 
     Args:
         content: The file's content. Its separator is a comma, a semicolon or a tab.
         path: The file's path, for messages.
+        begin: The number of bytes at the beginning whose rows are left out.
 
     Raises:
         ValueError: If a row has more values than the header has names.
     """
+    num_left_out = content.count(b"\n", content.find(b"\n") + 1, begin)
+    if begin:
+        content = content[: content.find(b"\n") + 1] + content[begin:]
     text = content.decode("utf-8-sig", errors="replace")
     header = text.partition("\n")[0]
     reader = csv.DictReader(
@@ -135,7 +143,7 @@ def csv_rows(content: bytes, path: str) -> list[Row]:
     )
     rows = []
     for values in reader:
-        place = f"{path}:{reader.line_num}"
+        place = f"{path}:{num_left_out + reader.line_num}"
         if None in values:
             raise ValueError(
                 f"{place}: the row has {len(values) - 1 + len(values[None])} values, but the "
@@ -146,19 +154,20 @@ def csv_rows(content: bytes, path: str) -> list[Row]:
     return rows
 
 
-def json_rows(content: bytes, path: str) -> list[Row]:
+def json_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
     """Return the rows of a file of JSON objects, one a line. Values within objects get dotted
     names.
 
     Args:
         content: The file's content.
         path: The file's path, for messages.
+        begin: The number of bytes at the beginning whose rows are left out.
 
     Raises:
         ValueError: If a line is not a JSON object.
     """
     rows = []
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content[begin:].splitlines(), content.count(b"\n", 0, begin) + 1):
         if not line.strip():
             continue
         place = f"{path}:{number}"

@@ -228,14 +228,14 @@ def _started(
 
 def _environment(config: RunConfig, program: OwnProgramConfig, place: Place) -> dict[str, str]:
     """Return the environment variables of a worker's command: those of this process, those of the
-    point, and those that the user gave.
+    point, and those that the user gave. A variable that the user gave as null is left out.
     """
-    values = values_of(config)
+    values, given = values_of(config), program.environment
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if given.get(name, "") is not None},
         **{_variable(name): str(value) for name, value in values.items() if value is not None},
         "OMP_NUM_THREADS": str(place.threads(config.launch.threads_per_worker)),
-        **{str(name): str(value) for name, value in program.environment.items()},
+        **{str(name): str(value) for name, value in given.items() if value is not None},
         **({"CUDA_VISIBLE_DEVICES": ""} if config.device == "cpu" else {}),
         "BSWEEP_RANK": str(place.rank),
         "BSWEEP_LOCAL_RANK": str(place.local_rank),
@@ -348,12 +348,15 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     """End the command and what it has started, if it still runs."""
     if child.poll() is not None:
         return
-    processes = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+    command = psutil.Process(child.pid)
+    processes = [command, *command.children(recursive=True)]
     for process in processes:
-        process.terminate()
+        with suppress(psutil.NoSuchProcess):  # it ended by itself meanwhile
+            process.terminate()
     _, left = psutil.wait_procs(processes, timeout=5)
     for process in left:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     child.wait()
 
 

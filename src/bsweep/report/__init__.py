@@ -1,7 +1,7 @@
 """The report of a study: tables, figures, and one HTML page that needs no network.
 
 A study's folder comes in, and a folder of files goes out. Tables are CSV, Markdown, LaTeX and HTML.
-Files of an earlier report with the same names are replaced once all new ones are written. All
+Files of an earlier report are replaced or removed once all new ones are written. All
 numbers come from `analysis` and all figures from `plots`; this room adds headings, formats and an
 order.
 
@@ -16,7 +16,7 @@ import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextvars import ContextVar
 from dataclasses import replace
@@ -25,12 +25,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pandas as pd
-import psutil
 
 from bsweep import analysis, plots
 from bsweep.analysis import Study
 from bsweep.analysis.columns import TABLES, heading
 from bsweep.analysis.once import computing_once
+from bsweep.core.ranks import num_cores
 from bsweep.core.words import counted, first_of
 from bsweep.plots.styles import settings_of
 from bsweep.report import formats, images, tables
@@ -40,6 +40,7 @@ from bsweep.report.page import as_list
 
 __all__ = ["headlines", "idle_text", "write"]
 
+_FIGURE_FILES = ("png", "svg", "pdf")
 _MAX_RUN_IDS = 500  # below a figure; all are in runs.csv
 
 
@@ -62,8 +63,8 @@ def write(
 ) -> Path:
     """Write the report of a study and return the path of the HTML page.
 
-    Files of an earlier report with the same names are replaced once all new ones are written, the
-    page last.
+    Files of an earlier report there are replaced, or removed if there is no new one, once all new
+    ones are written; the page comes last.
 
     Args:
         study_dir: The study's folder.
@@ -117,7 +118,7 @@ def write(
             flags += study.larger.words() if study.larger else ""
             made_by = command or f"bsweep report {shlex.quote(str(study_dir))}{flags}"
             _write_files(study, Path(new), made_by, columns, style)
-        for path in out.glob("table_*.tex"):  # an earlier report may have had more
+        for path in _files_of_reports(out):  # an earlier report may have had more
             path.unlink()
         for path in sorted(Path(new).iterdir(), key=lambda path: path.suffix == ".html"):
             path.replace(out / path.name)
@@ -159,6 +160,14 @@ def _write_files(
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
+def _files_of_reports(folder: Path) -> Iterator[Path]:
+    """Yield the tables and figures that reports have written to a folder."""
+    yield from folder.glob("table_*.tex")
+    names = [f"{name}.csv" for name in ("provenance", *TABLES)]
+    names += [f"{name}.{suffix}" for name in plots.FIGURES for suffix in _FIGURE_FILES]
+    yield from (path for path in map(folder.joinpath, names) if path.is_file())
+
+
 def _write_data(study: Study, folder: Path) -> None:
     for name in ("provenance", *TABLES):
         table: pd.DataFrame = getattr(study, name)
@@ -175,9 +184,8 @@ def _write_figures(study: Study, folder: Path, style: str | None) -> dict[str, s
     """
     names = list(plots.figures(study))
     draw = partial(_write_figure, study, folder, style)
-    num_cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else 1
-    num_processes = min(num_cores, len(names), _MOST_PROCESSES)
-    if num_processes < 2:
+    num_processes = min(num_cores(), len(names), _MOST_PROCESSES)
+    if num_processes < 2 or sys.platform != "linux":
         return dict(map(draw, names))
     # A fork has what draws a figure without pickling it.
     with ProcessPoolExecutor(num_processes, get_context("fork"), _draw.set, (draw,)) as forks:
@@ -195,7 +203,7 @@ def _drawn(name: str) -> tuple[str, str]:
 def _write_figure(study: Study, folder: Path, style: str | None, name: str) -> tuple[str, str]:
     """Write one figure to its files, and return its name and caption."""
     figure = plots.FIGURES[name](study, style)
-    for suffix in ("png", "svg", "pdf"):
+    for suffix in _FIGURE_FILES:
         plots.save(figure, folder / f"{name}.{suffix}")
     return name, plots.caption(figure)
 

@@ -23,6 +23,7 @@ from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.numbers import plain, setting_text
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.predicted import cells_of
+from bsweep.analysis.records import PATHS
 from bsweep.config.target import SETTINGS
 from bsweep.plots import charts
 from bsweep.report import details, splits
@@ -123,7 +124,7 @@ def _column(runs: pd.DataFrame, name: str, is_varying: bool) -> dict[str, Any]:
     )  # fmt: skip
     key = (described.source or name).removesuffix(".name")
     is_word = name in ("num_workers", "local_batch", "seed", "strategy") or (
-        is_varying and is_setting
+        is_varying and is_setting and name not in PATHS
     )
     return {
         "name": name,

@@ -164,7 +164,8 @@ _LATEX = {
 def tex(text: str) -> str:
     """Return a text as LaTeX code that shows it."""
     escaped = "".join(_LATEX.get(character, character) for character in text)
-    return re.sub(r"(?<![\w.)])-(?=\d)", "$-$", escaped)
+    # After a line break, LaTeX takes [ and * for arguments of the break.
+    return re.sub(r"^(?=[\[*])", "{}", re.sub(r"(?<![\w.)])-(?=\d)", "$-$", escaped))
 
 
 def _tex_heading(text: str, look: str) -> str:

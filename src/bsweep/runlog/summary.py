@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bsweep.config.run import RunConfig
+from bsweep.core.words import excerpt
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.json_schemas import Summary
 from bsweep.runlog.reading import (
@@ -33,10 +34,11 @@ def write_summary(
     """Write a run's `summary.json`: how the run ended, and the totals of its records.
 
     Returns:
-        The status and the message in the file. They are the given ones unless the records are
-        damaged, or a completed run's records are not complete. Then the status is `failed`, and the
-        message also names the damage.
+        The status and the message in the file. They are the given ones, of a long message its
+        first and last lines, unless the records are damaged, or a completed run's records are not
+        complete. Then the status is `failed`, and the message also names the damage.
     """
+    message = excerpt(message, paths.logs)
     try:
         records, _ = read_records(paths.metrics)
         if status == "completed":

@@ -183,7 +183,7 @@ def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Seque
     lines += _failures(rows)
     if sweeps:
         lines.append(
-            "sweeps at work: " + ", ".join(name.replace(".", " process ", 1) for name in sweeps)
+            "sweeps at work: " + ", ".join(" process ".join(name.rsplit(".", 1)) for name in sweeps)
         )
     elif any(row.is_left and row.planned for row in rows):
         lines.append(f"no sweep is at work; `bsweep resume {study_dir}` runs the rest")

@@ -18,7 +18,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.core.whole_files import is_full, no_space
+from bsweep.core.whole_files import explained, is_full
 from bsweep.launch import team
 from bsweep.study import attempts, attendance, checks, commands, parallel
 from bsweep.study.progress import Progress
@@ -137,9 +137,9 @@ class Sweep:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         except OSError as error:
-            full = no_space(study_dir, "give another results_dir=...") if is_full(error) else error
+            why = explained(error, study_dir, "name another results_dir")
             raise ConfigError(
-                f"results_dir={points[0].results_dir} study={points[0].study}: {full}."
+                f"results_dir={points[0].results_dir} study={points[0].study}: {why}."
             ) from None
 
     def _run_at_once(self, indices: Sequence[int]) -> list[str]:
