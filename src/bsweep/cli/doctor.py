@@ -87,6 +87,8 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
             continue  # `preflight.host_problems` has reported it
         if name == "this machine":
             yield from (f"{name}: {problem}" for problem in facts["problems"])
+            if config.launch.uses_horovod and facts["unresolved_name"]:
+                yield f"{name}: {facts['unresolved_name']}"
         yield from (f"{name}: {problem}" for problem in facts["torch_problems"])
         if facts["versions"]["horovod"] is None and config.launch.uses_horovod:
             yield (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import socket
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,25 @@ def interfaces() -> dict[str, str]:
                 if name in up and one.family == family and is_global:
                     found.setdefault(name, one.address)
     return found
+
+
+@functools.cache  # a name server may take seconds
+def unresolved_name() -> str:
+    """Return a message if this machine's own name resolves to none of its addresses, an empty text
+    otherwise. Horovod 0.28.1 listens at that address, and crashes if there is none.
+    """
+    name = socket.gethostname()
+    with suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
+            with suppress(OSError), socket.socket(family, kind) as listener:
+                listener.bind(address)
+                return ""
+    return (
+        f"the machine's own name {name} does not resolve to one of its addresses, which Horovod "
+        f"needs: add a line such as `127.0.0.1 {name}` to /etc/hosts (if other hosts train, too, "
+        "with the address by which they reach it), or use a strategy without Horovod, such as "
+        "strategy=allreduce"
+    )
 
 
 def loopback() -> str | None:

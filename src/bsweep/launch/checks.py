@@ -14,7 +14,7 @@ from bsweep.config import slurm
 from bsweep.config.launch import ProcessesConfig, most_at_once, nodes_of, slots_by_host, slots_of
 from bsweep.config.run import RunConfig
 from bsweep.config.values import show
-from bsweep.core import memory
+from bsweep.core import memory, network
 from bsweep.core.extras import refuse_missing
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import Place, inside_horovodrun, num_cores
@@ -195,6 +195,8 @@ def _check_horovod(config: RunConfig) -> None:
         )
     if inside_horovodrun():
         config.strategy.refuse_started(os.environ)
+    elif not config.launch.named_hosts and (problem := network.unresolved_name()):
+        raise ValueError(f"{problem}.")
 
 
 @functools.cache  # a sweep calls this for every point

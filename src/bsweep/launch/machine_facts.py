@@ -76,6 +76,7 @@ def facts(request: Request) -> dict[str, Any]:
         "driver": gpus.driver_version(),
         "interfaces": network.interfaces(),
         "unresolved": [host for host, of in families.items() if not of],
+        "unresolved_name": network.unresolved_name(),
         "without_ipv4": [host for host, of in families.items() if of == {socket.AF_INET6}],
         "horovod_build": _horovod_build() if request.is_thorough else None,
         "point": None,

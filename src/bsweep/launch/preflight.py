@@ -267,6 +267,8 @@ def host_problems(
         if answer.facts["unresolved"]:
             names = ", ".join(answer.facts["unresolved"])
             there.append(f"it cannot resolve {names}: hosts must know each other's names")
+        if _uses_horovod(config) and answer.facts["unresolved_name"]:
+            there.append(answer.facts["unresolved_name"])
         if _uses_horovod(config) and (names := ", ".join(answer.facts["without_ipv4"])):
             there.append(
                 f"it reaches {names} by IPv6 only, and Horovod needs IPv4: give the hosts IPv4 "
