@@ -36,8 +36,9 @@ def excerpt(text: str, source: object, most: int = 2_000) -> str:
     text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     if len(text) <= most:
         return text
-    note = f"\n... ({len(text) - most:,} characters; see {source})\n"
-    return text[: most // 2] + note + text[-(most // 2) :]
+    note = f"\n... (of {len(text):,} characters; all are in {source})\n"
+    half = max(1, (most - len(note)) // 2)
+    return text[:half] + note + text[-half:]
 
 
 def plural(number: object) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -191,7 +192,7 @@ class RunLog:
 
     def write(self, record: Record) -> None:
         line = {"schema": SCHEMA, "time": time.time(), **asdict(record)}
-        text = json.dumps(line, allow_nan=False) + "\n"
+        text = json_of(line) + "\n"
         file = self._opened()
         with space_for(self._path):
             file.write(text)
@@ -232,7 +233,18 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all, so that even after a power cut it has either its old
     or its new content.
     """
-    write_whole(path, json.dumps(value, indent=2, allow_nan=False).encode())
+    write_whole(path, json_of(value, indent=2).encode())
+
+
+def json_of(value: Mapping[str, Any], indent: int | None = None) -> str:
+    r"""Return a value as JSON. A byte of a file's name that is not UTF-8, which JSON cannot hold,
+    becomes an escape such as \\xe9.
+    """
+    text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
+    return _SURROGATE.sub(lambda match: f"\\\\x{ord(match[0]) & 0xFF:02x}", text)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _cut_torn_tail(path: Path) -> None:
