@@ -85,6 +85,9 @@ class Capabilities:
     stores_channels_last: bool = True
     """True if the model's 4-dimensional tensors may be stored channels last."""
 
+    needs_each_gradient: bool = False
+    """True if each trained parameter must get a gradient in each pass."""
+
     replicates: bool = False
     """True if, without a codec, all workers have the same parameters, optimizer state and strategy
     state after each step. Any number of workers can then resume from the state of one.

@@ -171,6 +171,7 @@ class DDPConfig(StrategyConfig):
         launchers=("torchrun",),
         own_compression=" strategy.hook is DDP's own compression.",
         exchanges_in_passes=True,
+        needs_each_gradient=True,
         # Each run's process group stays in the process, with its connections and threads; see
         # `bsweep.strategies.ddp`.
         leaves_processes_clean=False,

@@ -18,7 +18,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bsweep.config.card import resolve
 from bsweep.config.groups import ModelConfig
@@ -28,7 +28,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.gpus import num_gpus
 from bsweep.core.torch_private import private
-from bsweep.core.words import counted
+from bsweep.core.words import counted, first_of
 from bsweep.data.info import DataInfo
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from bsweep.data.dataset import Dataset
+    from bsweep.numerics.objective import Objective
 
 _MOST_TRIED = 8  # made-up examples, unless the model needs a whole batch
 
@@ -382,7 +383,7 @@ def try_model(config: RunConfig, info: DataInfo) -> None:
         problems = []
         for number in dict.fromkeys((min(_MOST_TRIED, whole), whole)):
             can = config.strategy.can
-            how = (can.cuts_model, can.splits_layers)
+            how = (can.cuts_model, can.splits_layers, can.needs_each_gradient)
             problem = _problem_with(config.model, info, number, runs_here, *how)
             if problem is None:
                 return
@@ -398,10 +399,12 @@ def _problem_with(
     refuses_errors: bool,
     is_cut: bool,
     is_divided: bool,
+    needs_each_gradient: bool,
 ) -> str | None:
-    """Return why a model cannot learn from `number` examples of a data set, be cut into stages if
-    it `is_cut`, or be divided by its plan if it `is_divided`; None if a trial finds no reason, or
-    if the trial fails where workers may have other hardware.
+    """Return why a model cannot learn from `number` examples of a data set or be evaluated on them,
+    be cut into stages if it `is_cut`, be divided by its plan if it `is_divided`, or be trained if
+    it `needs_each_gradient`; None if a trial finds no reason, or if the trial fails where workers
+    may have other hardware.
     """
     import torch
 
@@ -422,6 +425,7 @@ def _problem_with(
                 from bsweep.models import plans
 
                 plans.refuse_between(card, model, inputs)
+            evaluated = model.eval()(inputs)
         except ConfigError as error:
             return str(error)
         except Exception as error:
@@ -434,9 +438,51 @@ def _problem_with(
         try:
             of_model = objective.of(model, targets)
             of_model.check(outputs, targets, info.num_classes)
+            if problem := _problem_in_evaluation(of_model, outputs, evaluated, targets, info):
+                return f"{asked}, tried in evaluation mode on {examples}: {problem}"
+            loss = of_model.loss(outputs, targets)
+            if needs_each_gradient and (unused := _without_gradient(model, loss)):
+                return (
+                    f"{asked}: no gradient reaches {first_of(unused)}, and this strategy needs one "
+                    "for each trained parameter. Remove what the model does not use, freeze it by "
+                    "requires_grad=False, or use strategy=allreduce."
+                )
         except Exception as error:
             return f"{asked}, tried on {examples} with {labels}: {error}"
     return None
+
+
+def _problem_in_evaluation(
+    objective: Objective, outputs: Any, evaluated: Any, targets: Tensor, info: DataInfo
+) -> str | None:
+    """Return why a model's outputs in evaluation mode do not fit; None if they do.
+
+    Args:
+        objective: The model's objective.
+        outputs: What the model returned in training mode, which fits.
+        evaluated: What it returned in evaluation mode.
+        targets: The targets of the examples.
+        info: The data set.
+    """
+    try:
+        objective.check(evaluated, targets, info.num_classes)
+    except Exception as error:
+        return str(error)
+    if objective.own_score or evaluated.shape == outputs.shape:
+        return None
+    return (
+        f"the model returned a tensor of shape {list(evaluated.shape)}, but {list(outputs.shape)} "
+        "in training mode: return as many logits in both."
+    )
+
+
+def _without_gradient(model: nn.Module, loss: Tensor) -> list[str]:
+    """Return the names of the trained parameters that a loss does not depend on."""
+    import torch
+
+    trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    gradients = torch.autograd.grad(loss, [*trained.values()], allow_unused=True)
+    return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
 
 
 def made_up(info: DataInfo, number: int) -> tuple[Tensor, Tensor]:
