@@ -35,15 +35,14 @@ def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
     except NotImplementedError:
         raise  # The meta device has no values; see `bsweep.models.outlined`.
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError) as error:
-        remedy = "Choose another architecture or larger images."
-        if not isinstance(error, _Unfit):
-            remedy = (
-                f"Give other options, such as model.options.img_size={shape[-1]} where it takes "
-                "one, or choose another architecture or larger images."
-            )
+        remedy = (
+            f" Give other options, such as model.options.img_size={shape[-1]} where it takes one, "
+            "or choose another architecture or larger images."
+        )
         raise ConfigError(
             f"model.architecture={config.architecture} with model.options={dict(config.options)} "
-            f"for images of shape {list(shape)}: {error}. {remedy}"
+            f"for images of shape {list(shape)}: {error}."
+            f"{'' if isinstance(error, _Unfit) else remedy}"
         ) from error
 
 
