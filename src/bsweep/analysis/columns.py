@@ -194,6 +194,7 @@ RUNS = (
     Column("branch_steps", role="other", is_always=False),
     Column("branch_seconds", role="other", is_always=False),
     Column("num_classes", "any", role="other"),
+    Column("chance", role="other", source="start"),
     Column("num_test", "any", role="other"),
     Column(
         "num_parameters",

@@ -37,6 +37,7 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
         .fillna(_learning_rate(known))
         .astype(float),
         num_classes=_num_classes(runs),
+        chance=pd.to_numeric(_column(runs, "chance")).fillna(1 / _num_classes(runs)),
         num_test=_num_test(runs),
     )
 

@@ -104,6 +104,8 @@ class Study:
             `local_batch`.
         `num_test`: The number of answers (for text: tokens) that a test accuracy is a mean over.
             Each answer is one of `num_classes`.
+        `chance`: The accuracy of guessing: the share of the commonest class in the examples of the
+            evaluations, or 1 / `num_classes` if that is not on record.
         `reached`, `is_bound`, `seconds_to_target`, `steps_to_target`, `epochs_to_target`,
             `examples_to_target`: Present if some run names a target (`target_accuracy`,
             `target_loss`), by the rule of `bsweep.analysis.targets`. The amounts are NaN where the

@@ -54,21 +54,20 @@ def _without_missing(values: pd.Series[float]) -> tuple[float, ...]:
     return tuple(values.dropna())
 
 
-def beats_chance(
-    accuracy: ArrayLike, num_classes: ArrayLike, num_answers: ArrayLike
-) -> pd.Series[bool]:
-    """Return for each test accuracy True if random guessing would reach it with a probability below
-    0.001 (`CHANCE_ALPHA`); NA where unknown.
+def beats_chance(accuracy: ArrayLike, chance: ArrayLike, num_answers: ArrayLike) -> pd.Series[bool]:
+    """Return for each test accuracy True if guessing, which gives a right answer with the
+    probability `chance`, would reach it with a probability below 0.001 (`CHANCE_ALPHA`); NA where
+    unknown.
 
-    The test is a one-sided binomial test against 1 / `num_classes`. For a mean accuracy over seeds,
-    give the number of answers of one test set, because all seeds answer the same questions.
+    The test is a one-sided binomial test. For a mean accuracy over seeds, give the number of
+    answers of one test set, because all seeds answer the same questions.
     """
-    shares, classes, answers = (
-        np.asarray(values, float) for values in (accuracy, num_classes, num_answers)
+    shares, guess, answers = (
+        np.asarray(values, float) for values in (accuracy, chance, num_answers)
     )
     correct = np.floor(shares * answers + 1e-6)
-    probability = np.where(correct > 0, betainc(correct, answers - correct + 1, 1 / classes), 1.0)
-    is_known = np.isfinite(shares) & np.isfinite(classes) & np.isfinite(answers)
+    probability = np.where(correct > 0, betainc(correct, answers - correct + 1, guess), 1.0)
+    is_known = np.isfinite(shares) & np.isfinite(guess) & np.isfinite(answers)
     return pd.Series(probability < CHANCE_ALPHA, dtype="boolean").where(pd.Series(is_known))
 
 

@@ -5,7 +5,7 @@ The target is chosen for runs that name no target, or several, or one that none 
 is the highest test accuracy, in whole percents, that three quarters of the cells reach in all their
 runs. These cells have at least three batch sizes, if the study has as many. The target is thus as
 late in training as most cells can show, with few runs that are known by a bound only. If three
-quarters reach no accuracy that is above chance, each by the number of classes of its own data, half
+quarters reach no accuracy that is above chance, each by the chance level of its own data, half
 of the cells are enough. If no accuracy was measured, the target is the lowest test loss, in
 hundredths. A run reaches what the median of three evaluations reaches, so one evaluation reaches
 nothing.
@@ -84,12 +84,12 @@ def _is_learned(cells: pd.DataFrame, accuracy: float, share: float) -> bool:
     """Return True if the fraction `share` of the cells reaches an accuracy that random guessing
     would hardly reach on the test set of the cell.
 
-    A cell whose number of classes or of test examples is not known counts too.
+    A cell whose chance level or number of test examples is not known counts too.
     """
     if not math.isfinite(accuracy):
         return False
     is_beyond = beats_chance(
-        np.full(len(cells), accuracy), cells["num_classes"], cells["num_test"]
+        np.full(len(cells), accuracy), cells["chance"], cells["num_test"]
     ).fillna(True)
     reached = is_beyond.to_numpy() & (cells["score"] >= accuracy - 1e-9).to_numpy()
     return bool(reached.sum() >= share * len(cells))
@@ -119,7 +119,7 @@ def _scores(study: Study, any_target: Target) -> pd.DataFrame:
     whichever learning rates they ran, indexed by global batch and the settings that tell cells
     apart.
 
-    More is better; -inf means that a run has no such score. `num_classes` and `num_test` are those
+    More is better; -inf means that a run has no such score. `chance` and `num_test` are those
     of the cell's data.
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
@@ -127,6 +127,6 @@ def _scores(study: Study, any_target: Target) -> pd.DataFrame:
     scores = (any_target.sign * runs["run_id"].map(best)).fillna(-np.inf)
     known = keyed(study.runs).loc[runs.index]
     keys = [name for name in cell_keys(study.runs) if name not in RATES]
-    table = runs[["num_classes", "num_test"]].astype(float).assign(score=scores)
+    table = runs[["chance", "num_test"]].astype(float).assign(score=scores)
     of = table.groupby([runs["global_batch"], *(known[name] for name in keys)])
-    return of.agg({"score": "min", "num_classes": "max", "num_test": "min"})
+    return of.agg({"score": "min", "chance": "max", "num_test": "min"})

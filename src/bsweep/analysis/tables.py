@@ -80,9 +80,9 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
         seed_points(completed, keys, METRICS)
     )
     table["n"] = table["n"].fillna(0).astype("int64")
-    answers = grouped[["num_classes", "num_test"]].first()
+    answers = grouped[["chance", "num_test"]].first()
     table["has_learned"] = beats_chance(
-        table["test_accuracy"], answers["num_classes"], answers["num_test"]
+        table["test_accuracy"], answers["chance"], answers["num_test"]
     ).array
     return table
 

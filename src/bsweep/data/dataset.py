@@ -68,6 +68,16 @@ class Dataset:
         return self.train_labels.is_floating_point()
 
     @functools.cached_property
+    def chance(self) -> float | None:
+        """The accuracy of a guesser in the evaluations during a run: the share of the commonest
+        class (for a text: token). None for a regression.
+        """
+        if self.is_regression:
+            return None
+        labels = self.test_labels if self.validation_labels is None else self.validation_labels
+        return int(labels.flatten().bincount().max()) / labels.numel()
+
+    @functools.cached_property
     def train(self) -> Part:
         return Part(self.train_inputs, self.train_labels, self.device or self.train_inputs.device)
 

@@ -439,7 +439,7 @@ def mark_beyond(
 def chance_line(axes: Axes, study: Study, flat: bool = False) -> list[Line2D]:
     """Draw a line at the accuracy of random guessing, and return its legend entry.
 
-    If the number of classes is not known, or if the line would squeeze all points, draw nothing;
+    If the chance level is not known, or if the line would squeeze all points, draw nothing;
     see `chance_words`.
     """
     level = chance(study)
@@ -453,13 +453,13 @@ def chance_line(axes: Axes, study: Study, flat: bool = False) -> list[Line2D]:
 
 
 def chance(study: Study) -> float | None:
-    """Return the accuracy of random guessing, or None if the runs differ in their number of classes
-    or the number of a run with evaluations is not known.
+    """Return the accuracy of guessing, or None if the runs differ in it or that of a run with
+    evaluations is not known.
     """
-    known = study.runs["num_classes"].notna()
+    known = study.runs["chance"].notna()
     is_evaluated = study.runs["run_id"].isin(study.evaluations["run_id"])
-    found = study.runs.loc[known | is_evaluated, "num_classes"].unique()
-    return 1 / float(found[0]) if len(found) == 1 and pd.notna(found[0]) else None
+    found = study.runs.loc[known | is_evaluated, "chance"].unique()
+    return float(found[0]) if len(found) == 1 and pd.notna(found[0]) else None
 
 
 def chance_words(study: Study, drawn: Sequence[Line2D]) -> str:

@@ -113,6 +113,7 @@ class Start:
     num_test: Natural | None
     classes: tuple[str, ...]  # their names; empty if they have none
     num_classes: Natural | None = None  # or the size of a text's vocabulary; None for a regression
+    chance: Amount | None = None  # the accuracy of a guesser: the share of the commonest class
     num_parameters: Natural | None  # None if only the user's own program knows it, as num_test
     layer_parameters: tuple[Natural, ...] | None = None  # of each layer, in the model's order
     num_blocks: Natural | None = None  # which workers that divide the model handle one at a time

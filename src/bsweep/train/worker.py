@@ -297,6 +297,7 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         num_test=len(dataset.evaluated),
         classes=dataset.classes,
         num_classes=None if dataset.is_regression else dataset.num_classes,
+        chance=dataset.chance,
         tokens_per_example=dataset.tokens_per_example,
         num_parameters=job.vector.num_parameters,
         layer_parameters=_layer_parameters(job.vector),
