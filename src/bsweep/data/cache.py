@@ -54,9 +54,8 @@ def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
     from bsweep.data.dataset import Dataset
 
     tensors, text = cached_tensors(name, tuple(_NAMES), _tensors_of(build))
-    classes, num_classes = _classes(text)
     of_names = {_NAMES[key]: v if v.numel() else None for key, v in tensors.items()}
-    return Dataset(**of_names, classes=classes, num_classes=num_classes)  # type: ignore[arg-type]
+    return Dataset(**of_names, **_facts(text))  # type: ignore[arg-type]
 
 
 def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
@@ -73,7 +72,7 @@ def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
         num_train,
         num_test,
         tuple(shape),
-        *_classes(text),
+        **_facts(text),
         inputs="images"
         if is_image
         else "numbers"
@@ -88,12 +87,16 @@ def _is_float(tensor: Any) -> bool:
     return "F" in str(tensor.get_dtype())
 
 
-def _classes(text: str) -> tuple[tuple[str, ...], int]:
-    """Return the names of a data set's classes and their number, from the JSON text of a cache
-    file. Classes without names give an empty tuple.
+def _facts(text: str) -> dict[str, Any]:
+    """Return the names of a data set's classes, their number, and notes, from the JSON text of a
+    cache file. Classes without names give an empty tuple.
     """
-    said = json.loads(text)
-    return ((), said) if isinstance(said, int) else (tuple(said), len(said))
+    facts = json.loads(text)
+    if not isinstance(facts, dict):  # written without notes
+        facts = {"classes": facts, "notes": []}
+    names = () if isinstance(facts["classes"], int) else tuple(facts["classes"])
+    num_classes = len(names) or facts["classes"]
+    return {"classes": names, "num_classes": num_classes, "notes": tuple(facts["notes"])}
 
 
 def _tensors_of(build: Callable[[], Dataset]) -> Build:
@@ -103,7 +106,8 @@ def _tensors_of(build: Callable[[], Dataset]) -> Build:
         dataset = build()
         tensors = {key: getattr(dataset, field) for key, field in _NAMES.items()}
         filled = {key: torch.empty(0) if v is None else v for key, v in tensors.items()}
-        return filled, json.dumps(dataset.classes or dataset.num_classes)
+        classes = dataset.classes or dataset.num_classes
+        return filled, json.dumps({"classes": classes, "notes": dataset.notes})
 
     return build_tensors
 

@@ -55,6 +55,7 @@ class Dataset:
     # The training images with the black border of `augment.bordered`, of which `train_inputs` is
     # then a view; None if they are not cropped, or on the CPU.
     bordered: Tensor | None = None
+    notes: tuple[str, ...] = ()  # on how the data were read, for the user and the record
 
     @property
     def tokens_per_example(self) -> int | None:

@@ -4,14 +4,16 @@ tensors, to a `Dataset`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bsweep.core.words import first_of
 from bsweep.data.dataset import Dataset, channel_statistics
-from bsweep.data.pictures import Unfit, pixels, with_progress
+from bsweep.data.pictures import GreyLevels, Unfit, num_bits, pixels, with_progress
 
 
 def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
@@ -33,8 +35,9 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
         Unfit: If they are no data sets, are empty, have examples that cannot be stacked, or have
             labels that do not fit the inputs or the names of the classes.
     """
-    inputs, labels = _split("training", train, side)
-    test_inputs, test_labels = _split("test", test, side)
+    levels = GreyLevels(max(map(_num_bits, (train, test))))
+    inputs, labels = _split("training", train, side, levels)
+    test_inputs, test_labels = _split("test", test, side, levels)
     for inputs_or_labels, ours, theirs in (
         ("inputs", inputs, test_inputs),
         ("labels", labels, test_labels),
@@ -45,13 +48,84 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
                 f"testing are {_kind(theirs)}: give both the same dtype and shape."
             )
     names = tuple(map(str, getattr(train, "classes", None) or ()))
-    num_classes = _num_classes(inputs, (labels, test_labels), names)
+    num_classes = _num_classes((labels, test_labels), names)
     is_images = inputs.dtype == torch.uint8 and inputs.dim() == 4
-    statistics = channel_statistics(inputs) if is_images else (None, None)
-    return Dataset(inputs, labels, test_inputs, test_labels, names, num_classes, *statistics)
+    mean, std = channel_statistics(inputs) if is_images else (None, None)
+    return Dataset(
+        inputs,
+        labels,
+        test_inputs,
+        test_labels,
+        names,
+        num_classes,
+        mean,
+        std,
+        notes=(
+            *levels.notes,
+            *_notes_on_classes(labels, num_classes, names),
+            *_notes_on_randomness(train, side, levels),
+        ),
+    )
 
 
-def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str, ...]) -> int:
+def _notes_on_classes(labels: Tensor, num_classes: int, names: tuple[str, ...]) -> Iterator[str]:
+    """Yield a note on the numbers of classes that no training label has.
+
+    Raises:
+        Unfit: If all labels are of one class, or fewer than half of the classes occur and they have
+            no names.
+    """
+    if labels.dim() != 1 or labels.is_floating_point():
+        return
+    seen = labels.unique()
+    if len(seen) == 1:
+        raise Unfit(
+            f"all training labels are {int(seen)}, so any model is always right: add examples of "
+            "another class."
+        )
+    if num_classes > 2 * len(seen) and not names:
+        raise Unfit(
+            f"the training labels are {len(seen)} different numbers up to {int(seen[-1])}, for "
+            f"which a model would need {num_classes} outputs: number the classes from 0, as "
+            "numpy.unique(labels, return_inverse=True)[1] does, and leave out examples without a "
+            "class. If the numbers are right, name all classes in the attribute `classes`."
+        )
+    if missing := sorted({*range(num_classes)} - {*seen.tolist()}):
+        yield (
+            f"no training example has the class {first_of([*map(str, missing)])}, for which the "
+            f"model has an output all the same ({num_classes} in all): number the classes from 0 "
+            "without gaps"
+        )
+
+
+def _notes_on_randomness(split: Any, side: int | None, levels: GreyLevels) -> Iterator[str]:
+    """Yield a note if the first example of a split differs from time to time."""
+    if isinstance(split, tuple | list):
+        return
+    first, again = (torch.nan_to_num(_tensor(split[0][0], side, levels)) for _ in range(2))
+    if not torch.equal(first, again):
+        yield (
+            "the first training example differs when it is read again, but bsweep reads each "
+            "example once and keeps what it got: return examples without random changes, and give "
+            "data.flip=true or data.crop_padding=4 for random changes in each step"
+        )
+
+
+def _num_bits(split: Any) -> int:
+    """Return the bits of the brightest level of a split's images of 16 bits; 0 if its first example
+    is something else.
+    """
+
+    def image(number: int) -> Any:
+        example = split[number]
+        return example[0] if isinstance(example, tuple | list) and example else None
+
+    if not (hasattr(split, "__len__") and hasattr(split, "__getitem__") and len(split)):
+        return 0
+    return max(map(num_bits, map(image, range(len(split))))) if num_bits(image(0)) else 0
+
+
+def _num_classes(labels: tuple[Tensor, Tensor], names: tuple[str, ...]) -> int:
     """Return the number of classes of a data set or, if its labels are floating-point numbers, the
     number of values in one label.
     """
@@ -68,7 +142,9 @@ def _num_classes(inputs: Tensor, labels: tuple[Tensor, Tensor], names: tuple[str
     return len(names) or 1 + max(classes)
 
 
-def _split(split_name: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
+def _split(
+    split_name: str, split: Any, side: int | None, levels: GreyLevels
+) -> tuple[Tensor, Tensor]:
     """Return the inputs and the labels of a training or test split, as two tensors with one row for
     each example. The inputs are (N, ...). The labels are (N,) or, as classes of tokens or targets,
     (N, ...).
@@ -82,7 +158,7 @@ def _split(split_name: str, split: Any, side: int | None) -> tuple[Tensor, Tenso
     ):
         inputs, labels = split
     elif hasattr(split, "__len__") and hasattr(split, "__getitem__"):
-        inputs, labels = _stacked(split_name, split, side)
+        inputs, labels = _stacked(split_name, split, side, levels)
     else:
         raise Unfit(
             f"the {split_name} data are {_type(split)}, which has no len() or no [index]: return a "
@@ -115,7 +191,9 @@ def _apart(tensor: Tensor) -> Tensor:
     )
 
 
-def _stacked(split_name: str, split: Any, side: int | None) -> tuple[Tensor, Tensor]:
+def _stacked(
+    split_name: str, split: Any, side: int | None, levels: GreyLevels
+) -> tuple[Tensor, Tensor]:
     inputs, labels = torch.empty(0), torch.empty(0)
     work = f"reading {split_name} examples"
     with closing(with_progress(range(len(split)), work, len(split))) as numbers:
@@ -126,7 +204,7 @@ def _stacked(split_name: str, split: Any, side: int | None) -> tuple[Tensor, Ten
                     f"{split_name} example {number} is {_type(example)}, not a pair of an image or "
                     "tensor and its label."
                 )
-            one, label = _tensor(example[0], side), torch.as_tensor(example[1])
+            one, label = _tensor(example[0], side, levels), torch.as_tensor(example[1])
             if not number:
                 inputs, labels = (
                     one.new_empty(len(split), *one.shape),
@@ -146,12 +224,12 @@ def _stacked(split_name: str, split: Any, side: int | None) -> tuple[Tensor, Ten
     return inputs, labels
 
 
-def _tensor(value: Any, side: int | None) -> Tensor:
+def _tensor(value: Any, side: int | None, levels: GreyLevels) -> Tensor:
     """Return the input of an example as a tensor: a Pillow image as uint8 (C, H, W), any other
     array unchanged.
     """
     if hasattr(value, "getbands"):
-        return torch.from_numpy(pixels(value, side, keeps_grey=True))
+        return torch.from_numpy(pixels(value, side, levels, keeps_grey=True))
     return torch.as_tensor(value)
 
 

@@ -22,7 +22,7 @@ from bsweep.config.data import ImageFolderConfig
 from bsweep.core.ranks import num_cores
 from bsweep.data.cache import cached, cached_info
 from bsweep.data.info import DataInfo
-from bsweep.data.pictures import pixels, with_progress
+from bsweep.data.pictures import GreyLevels, num_bits, pixels, with_progress
 
 if TYPE_CHECKING:
     from bsweep.data.dataset import Dataset
@@ -91,7 +91,7 @@ def _entry(
     """
     skips = " skip_broken" if config.skip_broken else ""
     key = hashlib.sha256(
-        f"1 {config.side} {train.fingerprint} {test.fingerprint}{skips}".encode()
+        f"2 {config.side} {train.fingerprint} {test.fingerprint}{skips}".encode()
     ).hexdigest()[:32]
     build = functools.partial(_decode_splits, train, test, config.side, config.skip_broken)
     return f"imagefolder-{key}", build
@@ -208,7 +208,8 @@ def _decode_splits(train: _Split, test: _Split, side: int, skips_broken: bool) -
 
     from bsweep.data.dataset import from_images
 
-    pixels, broken = _decode(train.paths + test.paths, side)
+    levels = GreyLevels()
+    pixels, broken = _decode(train.paths + test.paths, side, levels)
     if broken and not skips_broken:
         more = [f"and {len(broken) - _NAMED} more"] if len(broken) > _NAMED else []
         said = "data=imagefolder: not readable as images; repair or remove them, or leave them out "
@@ -230,44 +231,46 @@ def _decode_splits(train: _Split, test: _Split, side: int, skips_broken: bool) -
                 )
         part = images[first : first + len(split.paths)]
         parts.append((part[sound] if broken else part, labels))
-    return from_images(parts[0], parts[1], train.classes)
+    return replace(from_images(parts[0], parts[1], train.classes), notes=levels.notes)
 
 
-def _decode(paths: Sequence[str], side: int) -> tuple[NDArray[np.uint8], dict[int, str]]:
+def _decode(
+    paths: Sequence[str], side: int, levels: GreyLevels
+) -> tuple[NDArray[np.uint8], dict[int, str]]:
     """Return the decoded images of all `paths`, uint8 (len(paths), 3, side, side), and what is
     wrong with those that cannot be read, by their positions.
 
-    Threads suffice, because Pillow releases Python's lock while it decodes.
-    """
-    try:
-        images = np.empty((len(paths), 3, side, side), dtype=np.uint8)
-    except MemoryError as error:
-        raise ValueError(f"data.side={side}: {error}. Choose a smaller side.") from error
-
-    def decode_chunk(start: int) -> dict[int, str]:
-        chunk = enumerate(paths[start : start + _CHUNK], start)
-        return {i: problem for i, path in chunk if (problem := _decode_into(images[i], path))}
-
-    problems: dict[int, str] = {}
-    with ThreadPoolExecutor(num_cores()) as pool:
-        chunks = pool.map(decode_chunk, range(0, len(paths), _CHUNK))
-        with closing(with_progress(chunks, "decoding images", len(paths), _CHUNK)) as parts:
-            for found in parts:
-                problems |= found
-    return images, problems
-
-
-def _decode_into(out: NDArray[np.uint8], path: str) -> str | None:
-    """Decode an image file, and write its centre square, scaled, into `out` (3, side, side).
-
-    Return None, or a description of what is wrong with the image.
+    Threads suffice, because Pillow releases Python's lock while it decodes. Images of 16 bits are
+    decoded once more, when the levels of all are known.
     """
     # Imported here because a worker that finds the cache should not wait for it.
     from PIL import Image
 
     try:
-        with Image.open(path) as file:
-            out[:] = pixels(file, out.shape[1])
-    except Exception as error:  # Pillow's plugins raise almost anything on a corrupt file
-        return f"{path} ({type(error).__name__}: {error})"
-    return None
+        images = np.empty((len(paths), 3, side, side), dtype=np.uint8)
+    except MemoryError as error:
+        raise ValueError(f"data.side={side}: {error}. Choose a smaller side.") from error
+    problems: dict[int, str] = {}
+    deep: dict[int, int] = {}  # the bits of the levels of images of 16 bits, by position
+
+    def decode_chunk(start: int) -> None:
+        for number, path in enumerate(paths[start : start + _CHUNK], start):
+            try:
+                with Image.open(path) as file:
+                    if bits := num_bits(file):
+                        deep[number] = bits
+                    else:
+                        images[number] = pixels(file, side, levels)
+            except Exception as error:  # Pillow's plugins raise almost anything on a corrupt file
+                problems[number] = f"{path} ({type(error).__name__}: {error})"
+
+    with ThreadPoolExecutor(num_cores()) as pool:
+        chunks = pool.map(decode_chunk, range(0, len(paths), _CHUNK))
+        with closing(with_progress(chunks, "decoding images", len(paths), _CHUNK)) as parts:
+            for _ in parts:
+                pass
+    levels.num_bits = max(deep.values(), default=0)
+    for number in deep:
+        with Image.open(paths[number]) as file:
+            images[number] = pixels(file, side, levels)
+    return images, dict(sorted(problems.items()))

@@ -42,7 +42,7 @@ def load(config: OwnDataConfig) -> Dataset:
 
 def _name(config: OwnDataConfig) -> str:
     """Return the name under which the cache keeps the user's own data."""
-    key = json.dumps([1, config.fingerprint, config.title, config.options], sort_keys=True)
+    key = json.dumps([2, config.fingerprint, config.title, config.options], sort_keys=True)
     return f"own-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bsweep.core import terminal
+from bsweep.core.words import counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_ORIENTATION = 0x112  # an EXIF tag
 _LINE_SECONDS = 10.0  # between lines in a file or a pipe
 
 _T = TypeVar("_T")
@@ -26,12 +29,60 @@ class Unfit(ValueError):
     """The error for data that cannot be used as examples; its message says why."""
 
 
-def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArray[np.uint8]:
-    """Return a Pillow image as an array, uint8 (C, H, W).
+@dataclass
+class GreyLevels:
+    """The grey levels of a data set's images of 16 bits, of which all are scaled by one rule: the
+    brightest level of the whole set needs `num_bits` bits, of which the upper eight are kept.
+    """
+
+    num_bits: int = 0  # 0 if no image has 16 bits
+    num_coarse: int = 0  # images that keep fewer than 16 levels, though they have more
+
+    def scaled(self, levels: NDArray[np.uint16]) -> NDArray[np.uint8]:
+        scaled = (levels >> max(0, self.num_bits - 8)).astype(np.uint8)
+        num_kept = np.count_nonzero(np.bincount(scaled.ravel()))
+        if num_kept < _FEW_LEVELS and np.count_nonzero(np.bincount(levels.ravel())) > num_kept:
+            self.num_coarse += 1
+        return scaled
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said about these images; empty if there were none."""
+        if not self.num_bits:
+            return ()
+        white = 2**self.num_bits - 1
+        said = f"grey levels of 16 bits are scaled for the whole data set so that {white} is white"
+        coarse = (
+            f"{counted(self.num_coarse, 'image')} of 16 bits keep fewer than {_FEW_LEVELS} of "
+            f"their grey levels, because the brightest level of the data set is up to {white}: "
+            "save such images with 8 bits, stretched as they should be seen"
+        )
+        return (said, coarse) if self.num_coarse else (said,)
+
+
+_FEW_LEVELS = 16
+
+
+def num_bits(image: Any) -> int:
+    """Return the number of bits that the brightest level of a Pillow image of 16 bits needs; 0 for
+    anything else.
+    """
+    return int(np.asarray(image).max()).bit_length() if _has_16_bits(image) else 0
+
+
+def _has_16_bits(image: Any) -> bool:
+    return hasattr(image, "getbands") and image.mode.startswith("I;16")
+
+
+def pixels(
+    image: Image, side: int | None, levels: GreyLevels, *, keeps_grey: bool = False
+) -> NDArray[np.uint8]:
+    """Return a Pillow image as an array, uint8 (C, H, W), upright if it has an orientation tag.
 
     Args:
         image: The image.
         side: The side to which the image's centre square is scaled; None leaves the size.
+        levels: The 16-bit grey levels of the data set.
         keeps_grey: True to return one channel for a grey image, False to return always three.
 
     Raises:
@@ -41,13 +92,16 @@ def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArr
     from PIL import (
         Image as pillow,
     )
+    from PIL import ImageOps
 
+    if image.getexif().get(_ORIENTATION, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode in ("I", "F"):
         raise Unfit(
             "32-bit grey levels do not say which level is white: save the image with 8 or 16 bits"
         )
-    if image.mode.startswith("I;16"):  # `convert` would clip the levels to 255.
-        image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if _has_16_bits(image):  # `convert` would clip the levels to 255.
+        image = pillow.fromarray(levels.scaled(np.asarray(image)))
     image = image.convert("L" if keeps_grey and image.mode in ("1", "L", "LA") else "RGB")
     if side and image.size != (side, side):
         width, height = image.size
@@ -56,7 +110,7 @@ def pixels(image: Image, side: int | None, *, keeps_grey: bool = False) -> NDArr
         image = image.resize(
             (side, side), pillow.Resampling.BILINEAR, box=(left, top, left + square, top + square)
         )
-    array = np.asarray(image)
+    array = np.array(image)
     return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
 

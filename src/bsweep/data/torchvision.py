@@ -59,7 +59,7 @@ def splits(dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def _name(config: TorchvisionConfig) -> str:
     """Return the name under which the cache keeps a torchvision data set."""
     root = str(Path(config.root).expanduser().absolute())
-    key = hashlib.sha256(f"1 {root} {config.side}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"2 {root} {config.side}".encode()).hexdigest()[:16]
     return f"torchvision-{config.dataset}-{key}"
 
 

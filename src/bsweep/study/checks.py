@@ -45,6 +45,7 @@ def check_point(config: RunConfig) -> list[str]:
         models.try_model(config, info)
         _try_own(config, info)
         check_sharding(config, info.num_classes, info.shape)
+        warnings += info.notes
         if info.num_skipped:
             warnings.append(
                 f"data.skip_broken=true left out {counted(info.num_skipped, 'file')} that cannot "
