@@ -39,7 +39,7 @@ class GreyLevels:
     num_coarse: int = 0  # images that keep fewer than 16 levels, though they have more
 
     def scaled(self, levels: NDArray[np.uint16]) -> NDArray[np.uint8]:
-        scaled = (levels >> max(0, self.num_bits - 8)).astype(np.uint8)
+        scaled = (levels >> (self.num_bits - 8)).astype(np.uint8)
         num_kept = np.count_nonzero(np.bincount(scaled.ravel()))
         if num_kept < _FEW_LEVELS and np.count_nonzero(np.bincount(levels.ravel())) > num_kept:
             self.num_coarse += 1
@@ -64,10 +64,10 @@ _FEW_LEVELS = 16
 
 
 def num_bits(image: Any) -> int:
-    """Return the number of bits that the brightest level of a Pillow image of 16 bits needs; 0 for
-    anything else.
+    """Return the number of bits, at least 8, that the brightest level of a Pillow image of 16 bits
+    needs; 0 for anything else.
     """
-    return int(np.asarray(image).max()).bit_length() if _has_16_bits(image) else 0
+    return max(8, int(np.asarray(image).max()).bit_length()) if _has_16_bits(image) else 0
 
 
 def _has_16_bits(image: Any) -> bool:
