@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -14,6 +15,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from bsweep.config.values import flatten
+from bsweep.core.words import first_of
 
 
 @dataclass(frozen=True)
@@ -131,16 +133,29 @@ def csv_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
         begin: The number of bytes at the beginning whose rows are left out.
 
     Raises:
-        ValueError: If a row has more values than the header has names.
+        ValueError: If the file is not UTF-8, its header is none or has a name twice, or a row has
+            more values than the header has names.
     """
     num_left_out = content.count(b"\n", content.find(b"\n") + 1, begin)
     if begin:
         content = content[: content.find(b"\n") + 1] + content[begin:]
-    text = content.decode("utf-8-sig", errors="replace")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: the file is not UTF-8 ({error.reason}): save it as UTF-8."
+        ) from None
     header = text.partition("\n")[0]
+    if "\0" in header:
+        raise ValueError(f"{path}: the file is UTF-16: save it as UTF-8.")
+    if header.startswith("sep="):
+        raise ValueError(f"{path}:1: remove the line {header.strip()}, which is for Excel alone.")
     reader = csv.DictReader(
         io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), strict=False
     )
+    names = [name.strip() for name in reader.fieldnames or ()]
+    if twice := sorted({name for name in names if name and names.count(name) > 1}):
+        raise ValueError(f"{path}:1: two columns are named {first_of(twice)}: rename one of them.")
     rows = []
     for values in reader:
         place = f"{path}:{num_left_out + reader.line_num}"
@@ -199,7 +214,10 @@ def number_at(row: Row, name: str, key: str) -> float | None:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{row.place}: {name}={value!r:.60} is not a number ({key}).") from None
+        comma = ": write a point for the comma" if re.fullmatch(r"-?\d+,\d+%?", str(value)) else ""
+        raise ValueError(
+            f"{row.place}: {name}={value!r:.60} is not a number ({key}){comma}."
+        ) from None
     if name.endswith("%"):
         number /= 100
     if key.endswith("accuracy") and not (0 <= number <= 1 or math.isnan(number)):

@@ -19,7 +19,7 @@ from bsweep.config import parsing
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError, did_you_mean
-from bsweep.core.words import counted
+from bsweep.core.words import counted, first_of
 from bsweep.programs.rows import Row, csv_rows, json_rows, number_at, time_at
 from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.records import End, Epoch, Event, Start, Status
@@ -102,6 +102,8 @@ def make_study(
             )
     found = _runs_of(rows, known)
     made = reader.all_of(found)
+    if not made:
+        raise ValueError(f"{source}: no run of it has ended, so there is nothing to import.")
     for one in found:
         if one.name not in {run.name for run in made}:
             yield f"{one.name}: left out, because it is still running"
@@ -138,7 +140,37 @@ def _runs_of(rows: Sequence[Row], columns: Mapping[str, str]) -> list[_Found]:
         told = [f"{name}={row.values[name]}" for name in settings if name in row.values]
         name = str(row.values.get(columns["run"], "")) if has_names else ", ".join(told)
         by_run.setdefault(name, []).append(row)
+    if not any(columns["epoch"] in row.values for row in rows):
+        for name, of_run in by_run.items():
+            _refuse_several(name, of_run, columns["run"] if has_names else "", rows)
     return [_Found(name, of_run[0].place, of_run) for name, of_run in by_run.items()]
+
+
+def _refuse_several(name: str, same: Sequence[Row], column: str, rows: Sequence[Row]) -> None:
+    """Raise ValueError if rows of one name, in a table without epochs, are several runs: if two of
+    them have a value of the same kind.
+
+    Args:
+        name: The name.
+        same: The rows.
+        column: The column with the name; empty if the rows have equal settings instead.
+        rows: All rows of the table.
+    """
+    kinds = [kind for row in same for kind in row.values if kind != column]
+    if len(same) < 2 or len(kinds) == len({*kinds}):
+        return
+    places = first_of([row.place for row in same])
+    ids = [
+        kind
+        for kind in rows[0].values
+        if len({str(row.values.get(kind)) for row in rows}) == len(rows)
+        and isinstance(_plain(rows[0].values[kind]), str)
+    ]
+    said = f"are called {name}" if column else "have equal settings"
+    raise ValueError(
+        f"{places}: {len(same)} runs {said}: name a column that tells them apart, --map "
+        f"{ids[0] if ids else 'COLUMN'}=run."
+    )
 
 
 class _Reader:
@@ -385,6 +417,9 @@ _EVENLY = (
 )
 
 
+_LONGEST_GAP = 10  # of the median, between two records of one attempt
+
+
 def _fill_seconds(found: _Found, epochs: Sequence[dict[str, float]]) -> list[str]:
     """Set `train_seconds` of epochs from the times of their records; return warnings."""
     times = [epoch["time"] for epoch in epochs]
@@ -402,6 +437,16 @@ def _fill_seconds(found: _Found, epochs: Sequence[dict[str, float]]) -> list[str
     else:
         first = statistics.median(seconds)
         said += "; the beginning of the run is unknown, so its first epoch has their median"
+    warnings = [said]
+    if seconds and (longest := _LONGEST_GAP * (middle := statistics.median(seconds))) > 0:
+        pauses = [value for value in seconds if value > longest]
+        seconds = [min(value, middle) if value > longest else value for value in seconds]
+        if pauses:
+            warnings.append(
+                f"{counted(len(pauses), 'pause')} of {sum(pauses):.0f} s in all between records, "
+                f"each longer than {_LONGEST_GAP} times the median, are left out: the epochs after "
+                "them have the median"
+            )
     for epoch, value in zip(epochs, [first, *seconds], strict=True):
         if value < 0:
             raise ValueError(
@@ -409,7 +454,7 @@ def _fill_seconds(found: _Found, epochs: Sequence[dict[str, float]]) -> list[str
                 "time of a record, --map COLUMN=time."
             )
         epoch["train_seconds"] = value
-    return [said]
+    return warnings
 
 
 def _of(found: _Found) -> str:
