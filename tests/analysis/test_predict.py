@@ -123,23 +123,20 @@ def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
     cheapest = bsweep.predict(study, TARGET, objective="cheapest", price_per_worker_hour=3.6)
     assert cheapest.recommended["num_workers"] == 1
     assert cheapest.choice.value == pytest.approx(cheapest.recommended["worker_seconds"] / 1000)
-    assert cheapest.cells["money"].to_numpy() == pytest.approx(
-        cheapest.cells["worker_seconds"].to_numpy() / 1000
-    )
+    money, seconds = (cheapest.cells[name].to_numpy() for name in ("money", "worker_seconds"))
+    assert money == pytest.approx(seconds / 1000)
     assert cheapest.cells["joules"].isna().all()
     one = bsweep.predict(study, TARGET, objective="fastest,workers<=1", workers=[1, 2, 4])
     assert one.recommended["num_workers"] == 1
     assert set(one.cells["num_workers"]) == {1, 2, 4}
     assert any("4 workers" in warning for warning in one.warnings)
-    wide = one.cells.groupby("num_workers").apply(
-        lambda of: np.log(of["seconds_high"] / of["seconds_low"]).mean()
-    )
+    widths = np.log(one.cells["seconds_high"] / one.cells["seconds_low"])
+    wide = widths.groupby(one.cells["num_workers"]).mean()
     assert wide[4] > wide[2], "an exchange on four workers was not measured"
     slowest, soonest = one.cells["seconds"].max(), one.cells["seconds"].min()
     deadline = bsweep.predict(study, TARGET, objective=f"deadline={2 * slowest:.0f}s")
     assert deadline.recommended["num_workers"] == 1, "what is in time need not be soonest"
-    assert deadline.choice.probability_in_time is not None
-    assert deadline.choice.probability_in_time > 0.9
+    assert (deadline.choice.probability_in_time or 0) > 0.9
     with pytest.raises(ValueError, match="no cell meets the deadline"):
         bsweep.predict(study, TARGET, objective=f"deadline={soonest / 3:.0f}s")
 
@@ -191,6 +188,7 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
         ("--target-accuracy 0.99", "The best median of three evaluations is 0.9"),
         ("--target-accuracy 90", "Is 0.9 meant?"),
         ("", "give a target"),
+        ("--target-accuracy 0.9 --target-loss 1", "give one target"),
         ("--target-accuracy 0.9 --batches 64 --workers 2", "only one cell"),
         ("--target-accuracy 0.9 --objective fastes", "Did you mean 'fastest'?"),
         ("--target-accuracy 0.9 --objective money", "--price-per-worker-hour"),
@@ -285,14 +283,11 @@ def test_a_batch_that_missed_the_target_is_not_recommended(tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_runs_that_missed_the_target_count_in_a_cells_error(
-    tmp_path: Path,
-) -> None:
+def test_runs_that_missed_the_target_count_in_a_cells_error(tmp_path: Path) -> None:
     """Half of a cell's runs are cut at a time that the slow ones need longer than."""
     truth = replace(TRUTH, scatter=0.3)
-    for batch in (32, 128, 512):
+    for batch, most in ((32, np.inf), (128, 128 * truth.steps(128)), (512, np.inf)):
         for seed in range(8):
-            most = batch * truth.steps(batch) if batch == 128 else np.inf
             write_target_run(tmp_path / "s", truth, batch=batch, seed=seed, most_examples=most)
     for seed in range(2):
         write_target_run(tmp_path / "s", truth, batch=256, seed=seed, most_examples=2e5)
@@ -342,30 +337,20 @@ def test_a_run_resumed_on_other_hardware_times_its_own_steps_only(tmp_path: Path
 
 @pytest.mark.full
 def test_the_target_of_branches_is_the_same_however_many_there_are(tmp_path: Path) -> None:
-    source = write_target_run(tmp_path / "s", TRUTH, batch=64)
-    write_target_run(tmp_path / "s", TRUTH, batch=128)
+    source, other = (write_target_run(tmp_path / "s", TRUTH, batch=batch) for batch in (64, 128))
+    more: list[tuple[Path, dict[str, Any]]] = [
+        (source, {"batch": 128}), (source, {"batch": 256}),
+        (source, {"batch": 512, "most_examples": 4e4}), (other, {"batch": 1024}),
+    ]  # fmt: skip
     found = []
-    for batch, most in ((128, np.inf), (256, np.inf), (512, 4e4)):
-        write_branch(
-            tmp_path / "s", source, TRUTH, batch=batch, after=800, seed=1, most_examples=most
-        )
+    for begun, options in more:
+        write_branch(tmp_path / "s", begun, TRUTH, after=800, seed=1, **options)
         branches = branches_of(observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET)))
         found.append(branches.set_index("global_batch")["steps_to_target"])
     same = "the last one, worse than all, moves no other"
     assert found[0][128] == found[1][128] == found[2][128], same
     assert np.isnan(found[2][512]), "it is a bound"
-
-
-def test_branches_are_those_of_the_checkpoint_with_most_batches(tmp_path: Path) -> None:
-    source = write_target_run(tmp_path / "s", TRUTH, batch=64)
-    other = write_target_run(tmp_path / "s", TRUTH, batch=128)
-    for batch in (128, 256):
-        write_branch(tmp_path / "s", source, TRUTH, batch=batch, after=800, seed=1)
-    write_branch(tmp_path / "s", other, TRUTH, batch=512, after=800, seed=1)
-    write_branch(tmp_path / "s", other, TRUTH, batch=512, after=800, seed=2)
-    seen = observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET))
-    assert seen.continued["branch_of"].iloc[-1] == other.name
-    assert set(branches_of(seen)["global_batch"]) == {64, 128, 256}
+    assert set(found[3].index) == {64, 128, 256, 512}, "the other checkpoint has fewer batches"
 
 
 def test_the_distance_of_evaluations_widens_what_steps_say(tmp_path: Path) -> None:
@@ -428,30 +413,28 @@ def test_the_luckiest_of_equal_learning_rates_is_counted_as_chosen() -> None:
 
 @pytest.mark.full
 def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) -> None:
-    critical = TRUTH.minimum_examples / TRUTH.minimum_steps
+    critical, batches = TRUTH.minimum_examples / TRUTH.minimum_steps, [32, 128, 512]
     for seed in (0, 1):
         write_target_run(
             tmp_path / "s", TRUTH, batch=128, workers=2, seed=seed, noise_scale=critical
         )
     study = bsweep.load(tmp_path / "s")
-    prediction = bsweep.predict(study, TARGET, batches=[32, 128, 512], workers=[2])
+    prediction = bsweep.predict(study, TARGET, batches=batches, workers=[2])
     by_steps, by_noise, _ = prediction.critical_batches
     assert by_steps.verdict == "not identifiable: 1 batch size is missing"
     assert by_noise.is_known
     assert 0.8 * critical < by_noise.low < by_noise.high < 1.25 * critical
-    truth = {batch: TRUTH.steps(batch) for batch in (32, 128, 512)}
     cells = prediction.cells.set_index("global_batch")
-    width = np.log(cells["steps_high"] / cells["steps_low"])
-    steps = cells[["steps_low", "steps_high"]].astype(float)
-    for batch, count in truth.items():
-        assert steps["steps_low"][batch] < count < steps["steps_high"][batch]
+    low, high = (cells[name].astype(float) for name in ("steps_low", "steps_high"))
+    for batch in batches:
+        assert low[batch] < TRUTH.steps(batch) < high[batch]
+    width = np.log(high / low)
     assert width[512] > 2 * width[128]
     assert width[32] > 1.3 * width[128]
     assert any("2 more would test the formula" in warning for warning in prediction.warnings)
+    without = replace(study, noise_scales=study.noise_scales[:0])
     with pytest.raises(ValueError, match="Run one more batch size"):
-        bsweep.predict(
-            replace(study, noise_scales=study.noise_scales[:0]), TARGET, batches=[32, 128, 512]
-        )
+        bsweep.predict(without, TARGET, batches=batches)
 
 
 def test_a_cell_beyond_the_timed_local_batches_is_marked(tmp_path: Path) -> None:
@@ -531,28 +514,22 @@ def test_a_cell_without_a_time_of_its_own_is_not_called_bounded(tmp_path: Path) 
 def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:
     for batch in (32, 128):
         write_target_run(tmp_path / "s", TRUTH, batch=batch)
-    workers = tuple(
-        ProbedWorker(
-            "h", "cpu", "fp32", memory_bytes=None, peak_flops=1e9,
-            batches=tuple(
-                ProbedBatch(b, slowness * TRUTH.step_seconds(b, 1)) for b in (8, 32, 128)
-            ),
-            largest_batch=128, stopped_by="examples",
-        )
-        for slowness in (1, 1.01)
-    )  # fmt: skip
-    probed = Probe(1, {"accumulation_steps": 1}, workers, TRUTH.sync_seconds)
+    workers = []
+    for slowness in (1, 1.01):
+        batches = (ProbedBatch(b, slowness * TRUTH.step_seconds(b, 1)) for b in (8, 32, 128))
+        workers.append(ProbedWorker("h", "cpu", "fp32", None, 1e9, tuple(batches), 128, "examples"))
+    probed = Probe(1, {"accumulation_steps": 1}, tuple(workers), TRUTH.sync_seconds)
     path = tmp_path / "probe.json"
     path.write_text(json.dumps(asdict(probed)))
-    width = {}
-    for name, probe in (("without", None), ("with", path)):
+    widths = []
+    for probe in (None, path):
         found = bsweep.predict(tmp_path / "s", TARGET, workers=[1, 2], probe=probe)
         assert any("exchange on 2 workers" in line for line in found.warnings) == (probe is None)
-        cells = found.cells
-        on_two = cells[(cells["num_workers"] == 2) & (cells["global_batch"] == 64)].iloc[0]
-        width[name] = np.log(on_two["step_seconds_high"] / on_two["step_seconds_low"])
-        assert on_two["step_seconds_low"] < TRUTH.step_seconds(32, 2) < on_two["step_seconds_high"]
-    assert width["with"] < 0.5 * width["without"]
+        on_two = found.cells.set_index(["num_workers", "global_batch"]).loc[(2, 64)]
+        low, high = on_two["step_seconds_low"], on_two["step_seconds_high"]
+        assert low < TRUTH.step_seconds(32, 2) < high
+        widths.append(np.log(high / low))
+    assert widths[1] < 0.5 * widths[0]
     path.write_text("{}")
     with pytest.raises(ValueError, match="bsweep probe"):
         bsweep.predict(tmp_path / "s", TARGET, probe=path)

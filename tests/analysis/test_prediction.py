@@ -337,21 +337,17 @@ def test_neighbouring_records_that_are_alike_widen_the_interval() -> None:
 
 def test_branches_give_the_critical_batch_by_the_same_law() -> None:
     truth = Truth(minimum_steps=40, minimum_examples=8_000)
-    branches = pd.DataFrame([
-        {
-            "global_batch": batch, "steps_to_target": truth.steps(batch) * (1 + 0.02 * seed),
-            "reached": True,
-            "is_bound": False, "trained_steps": truth.steps(batch) + 9, "steps_between": 1.0,
-        }
-        for batch in (64, 128, 256, 512) for seed in (0, 1)
-    ])  # fmt: skip
+    batches = np.repeat([64, 128, 256, 512], 2)
+    steps = np.array([*map(truth.steps, batches)])
+    branches = pd.DataFrame({
+        "global_batch": batches, "steps_to_target": steps * np.tile([1, 1.02], 4), "reached": True,
+        "is_bound": False, "trained_steps": steps + 9, "steps_between": 1.0,
+    })  # fmt: skip
     found = critical_batch.from_branches(branches)
     assert found.is_known
     assert found.low < 200 < found.high
-    assert (
-        critical_batch.from_branches(branches[:2]).verdict
-        == "not identifiable: 1 batch size reached the target from the checkpoint, two are needed"
-    )
+    verdict = critical_batch.from_branches(branches[:2]).verdict
+    assert verdict.startswith("not identifiable: 1 batch size reached the target")
 
 
 def test_estimates_that_disagree_beyond_their_intervals_are_named() -> None:

@@ -167,13 +167,10 @@ def test_folding_replicas_of_a_pipeline_changes_nothing() -> None:
     graph = passes.graph_of(way.card, 12, 5)
     busy = np.random.default_rng(0).uniform(1, 2, (5, 3, 4))
     whole = passes.step_ends(graph, busy, 0.1)[:, 0]
-    apart = np.zeros(5)
-    for step in range(5):
-        ends = [
-            passes.step_ends(graph, busy[step : step + 1, [replica]], 0.1)[0, 0]
-            for replica in range(3)
-        ]
-        apart[step] = max(ends)
+    apart = [
+        max(passes.step_ends(graph, of_step[None, [replica]], 0.1)[0, 0] for replica in range(3))
+        for of_step in busy
+    ]
     np.testing.assert_allclose(np.diff(whole, prepend=0), apart)
 
 
@@ -301,9 +298,7 @@ def test_a_machine_and_a_probe_tell_what_workers_hold() -> None:
     assert [*even["global_batch"]] == [64, 128]
     shared = bsweep.simulate(probe=GEO_PROBE, global_batch=4096, **given)
     assert [*shared.cells["num_workers"]] == [8]
-    (note,) = [note for note in shared.notes if "not on 4 workers" in note]
-    assert "819.2" in note
-    assert "512" in note
+    assert any("not on 4 workers" in note and "819.2" in note for note in shared.notes)
 
 
 def test_so_many_local_steps_that_the_exchange_is_a_tenth_of_a_round() -> None:
@@ -472,9 +467,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_study_gives_constants_and_its_measured_cells(study: Path) -> None:
     """A way that nobody measured is doubted more."""
     found = bsweep.simulate(
-        study, workers=[1, 2, 256], strategies="horovod,allreduce", local_batch=64,
-        price_per_worker_hour=2,
+        study, workers=[1, 2, 256], strategies="horovod,allreduce,allreduce:compression=topk",
+        local_batch=64, price_per_worker_hour=2,
     )  # fmt: skip
+    assert any("seconds of topk" in note for note in found.notes)
     paid = found.cells["hours"] * found.cells["num_workers"] * 2
     assert found.cells["money"].tolist() == pytest.approx(paid.tolist(), nan_ok=True)
     cells = found.cells.set_index(["kind", "strategy", "num_workers"])
@@ -494,6 +490,7 @@ def test_a_study_gives_constants_and_its_measured_cells(study: Path) -> None:
     assert widths["allreduce", 1] == pytest.approx(widths["horovod", 1])
 
 
+WAY = "--network 25gbit --strategies horovod,"
 BY_MEMORY = "--network 25gbit --strategies diloco,diloco:allocation=batch_by_memory"
 
 
@@ -520,6 +517,13 @@ BY_MEMORY = "--network 25gbit --strategies diloco,diloco:allocation=batch_by_mem
         ("--network measured --measured-network 1gbit", "--measured-network 1gbit"),
         ("--strategies ''", "--strategies names none"),
         ("--network 25gbit --figure speed.txt", r"--figure speed\.txt: .*\.png"),
+        (f"{WAY}horovod:buckets=4:compression=topk", "takes the whole gradient at once"),
+        (f"{WAY}parameter_server:consistency=stale_synchronous", "needs strategy.staleness"),
+        (f"{WAY}parameter_server:staleness=3", "this key is for"),
+        (f"{WAY}ddp:compression=topk", "--strategies ddp:compression=topk: .* DDP's own"),
+        (f"{WAY}horovod:allocation=steps_by_speed", "takes no number of local steps"),
+        (f"{WAY}pipeline:microbatches=5", "does not divide the local batch"),
+        (f"{WAY}pipeline:schedule=gpipe:replicas=64 --workers 1,2,8", "a divisor of num_workers"),
         (BY_MEMORY, "--strategies diloco:allocation=batch_by_memory: .* --memories 80,40,24"),
         (f"{BY_MEMORY} --memories 1e-6", r"take 0\.\d+ GB of a worker's 1e-06 GB on 1 worker"),
         (f"{BY_MEMORY} --memories 80,x", "--memories 80,x"),
@@ -529,26 +533,6 @@ BY_MEMORY = "--network 25gbit --strategies diloco,diloco:allocation=batch_by_mem
 def test_wrong_words_get_a_message_with_the_remedy(words: str, message: str, study: Path) -> None:
     with pytest.raises(ValueError, match=message):
         command.run([str(study), *shlex.split(words)])
-
-
-@pytest.mark.full(but=2)
-@pytest.mark.parametrize(
-    ("way", "message"),
-    [
-        ("horovod:buckets=4:compression=topk", "a codec takes the whole gradient at once"),
-        ("parameter_server:consistency=stale_synchronous", "needs strategy.staleness"),
-        ("parameter_server:staleness=3", "this key is for"),
-        ("ddp:compression=topk", "take a codec. strategy.hook is DDP's own"),
-        ("horovod:allocation=steps_by_speed", "takes no number of local steps"),
-        ("pipeline:microbatches=5", "does not divide the local batch"),
-        ("pipeline:schedule=gpipe:replicas=64", "Use a divisor of num_workers"),
-    ],
-)
-def test_a_way_that_cannot_be_trained_is_refused_as_its_card_does(
-    way: str, message: str, study: Path
-) -> None:
-    with pytest.raises(ValueError, match=f"--strategies {way}: .*{message}"):
-        bsweep.simulate(study, workers=[1, 2, 8], strategies=f"horovod,{way}", network="25gbit")
 
 
 @pytest.mark.full
@@ -644,13 +628,6 @@ def test_machines_whose_memory_is_too_small_are_named() -> None:
     ]  # fmt: skip
     assert "up to 320 GB" in notes[0]
     assert "up to 480 GB" in notes[1]
-
-
-def test_codecs_without_measured_seconds_are_named(study: Path) -> None:
-    found = bsweep.simulate(
-        study, workers=[2], strategies="allreduce:compression=topk,allreduce", network="1gbit"
-    )
-    assert any("seconds of topk" in note for note in found.notes)
 
 
 def test_counts_are_numbers_or_doublings() -> None:

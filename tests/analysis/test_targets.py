@@ -169,16 +169,3 @@ def test_runs_that_name_a_target_have_columns_of_it(tmp_path: Path) -> None:
         getattr(study, name).to_csv(tmp_path / f"{name}.csv", index=False)
     as_reported = bsweep.load(tmp_path).runs["steps_to_target"]
     assert as_reported.iloc[0] == pytest.approx(250)
-
-
-@pytest.mark.parametrize(
-    ("target", "says"),
-    [
-        ({}, "one target"),
-        ({"accuracy": 0.9, "loss": 1.0}, "one target"),
-        ({"accuracy": 90.0}, "0.9"),
-    ],
-)
-def test_what_is_no_target_is_refused(target: dict[str, float], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        analysis.target_of(**target)
