@@ -155,6 +155,10 @@ def named(name: str, **settings: object) -> dict[str, Any]:
 
 TOPK, SPARSE = ({"compression": {"name": "topk", "density": part}} for part in (0.1, 0.01))
 OTHER = "differ in more than batch size"
+ADASUM = named(
+    "horovod", op="adasum", buckets=1, fusion_threshold_mb=128, cycle_time_ms=1.0,
+    cache_capacity=1024,
+)  # fmt: skip
 
 
 @pytest.mark.full(but=2)
@@ -162,8 +166,8 @@ OTHER = "differ in more than batch size"
     ("settings", "says"),
     [
         ([named("horovod", op="average"), named("horovod", op="adasum")], OTHER),
-        ([SHARDED, named("horovod", op="adasum")], OTHER),
-        ([SHARDED, named("ddp", hook="powersgd", powersgd_rank=2)], OTHER),
+        ([SHARDED, ADASUM], OTHER),
+        ([SHARDED, named("ddp", hook="powersgd", powersgd_rank=2, bucket_mb=25)], OTHER),
         ([named("horovod") | TOPK, named("horovod") | SPARSE], OTHER),
         ([named("horovod") | TOPK, named("allreduce") | SPARSE], OTHER),
         (
@@ -181,7 +185,7 @@ def test_runs_that_make_other_steps_are_not_compared(
 
 @pytest.mark.full
 def test_a_strategy_is_predicted_alone_and_those_of_one_codec_together(tmp_path: Path) -> None:
-    apart = pair_of(tmp_path / "apart", SHARDED, named("horovod", op="adasum"))
+    apart = pair_of(tmp_path / "apart", SHARDED, ADASUM)
     assert set(bsweep.predict(apart, TARGET, where={"strategy": "horovod"}).cells["way"]) == {""}
     same = pair_of(tmp_path / "same", named("horovod") | TOPK, named("allreduce") | TOPK)
     assert set(bsweep.predict(same, TARGET).cells["way"]) == {"horovod", "allreduce"}
