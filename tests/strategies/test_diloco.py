@@ -114,9 +114,7 @@ class Simulation:
         return [share * effective / weight for share, weight in zip(shares, weights, strict=True)]
 
     def total_weight(self, num_steps: int) -> float:
-        """How far an optimizer goes in so many steps along a gradient of 1, at a rate of 1: FedNova's
-        ||a_i||_1.
-        """
+        """How far so many steps along a gradient of 1 go at a rate of 1: FedNova's ||a_i||_1."""
         o = self.config.optimizer
         if not isinstance(o, SGDConfig):
             return num_steps

@@ -526,7 +526,9 @@ WARMED_UP: dict[str, tuple[str, ...]] = {
     "horovod buckets": ("strategy=horovod", "strategy.buckets=3", "accumulation_steps=2"),
     "ddp powersgd": ("strategy=ddp", "strategy.hook=powersgd"),
     "servers in workers": (
-        *("strategy=parameter_server", "strategy.colocated=true", "strategy.num_servers=2"),
+        "strategy=parameter_server",
+        "strategy.colocated=true",
+        "strategy.num_servers=2",
     ),
     # The time of the layers would cut the two runs at different places.
     "pipeline": ("strategy=pipeline", "strategy.cuts=[1]"),
