@@ -5,6 +5,7 @@ quick end.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import csv
 import gc
 import itertools
@@ -14,7 +15,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -33,19 +34,16 @@ from bsweep.runlog.reading import read_json
 from bsweep.strategies import sharding
 from bsweep.strategies.server import Server, encode_layout
 from bsweep.strategies.server_links import (
-    Arrival,
     Inbox,
     Kind,
     Request,
     ToRemoteWorker,
-    ToWorker,
     Within,
 )
 from tests.strategies.test_sharding import SHARDINGS
 from tests.support.one_server_run import Case, gradient, learning_rate, make_vector
 from tests.support.running import ROOT, Fork, compose, meeting_port
 
-FIXED = ("optimizer.weight_decay=0", "optimizer.lr_rule=fixed")
 PLAIN = ("optimizer.momentum=0", "optimizer.nesterov=false", "optimizer.weight_decay=0")
 
 
@@ -253,97 +251,68 @@ def wait_for(condition: Callable[[], bool], timeout: float = 120) -> None:
         time.sleep(0.1)
 
 
-class MadeUp(ToWorker):
-    """A link to a worker that is not there, whose payloads come at once and whose answers are
-    kept.
-    """
+class Travelling(Within):
+    """A link whose payloads come at once to where the server wants them."""
 
     travels = True
 
-    def __init__(self, payload: Tensor) -> None:
-        self.payload, self._into, self.answers = payload, payload, list[Tensor]()
-
     def start_receiving(self, into: Tensor) -> None:
-        self._into = into
-        into.copy_(self.payload)
+        self._place = into.copy_(super().received())
 
     def received(self) -> Tensor:
-        return self._into
-
-    def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
-        if payload is not None:
-            self.answers.append(payload.clone())
-
-    def sent(self) -> None: ...
-
-    def close(self) -> None: ...
+        return self._place
 
 
-def serve_made_up(
+@contextlib.contextmanager
+def serving(
+    config: RunConfig,
     folder: Path,
     parameters: Tensor,
     slices: Sequence[Slice],
-    orders: Sequence[Sequence[int]],
     number: int = 0,
-    num_servers: int = 1,
-) -> Server:
-    """A server that has summed a step of five workers' pushes for each order of their arrival, by
-    plain SGD.
-    """
-    config = configure("num_workers=5", f"strategy.num_servers={num_servers}", *FIXED)
+    kind: type[Within] = Within,
+) -> Iterator[list[Within]]:
+    """The links to a server that runs in a thread, and has been given its parameters."""
     inbox: Inbox = queue.SimpleQueue()
-    links = [MadeUp(10.0**worker / (3 + parameters)) for worker in range(5)]
+    links = [kind(worker, inbox) for worker in range(config.num_workers)]
     server = Server(config, links, inbox, RunPaths(folder), number)
-    layout, first = encode_layout(slices, parameters.dtype), links[0].payload
-    for request, payload in (
-        (Request(Kind.LAYOUT, num_bytes=len(layout)), layout),
-        (Request(Kind.LOAD), parameters),
-    ):
-        links[0].payload = payload
-        server._handle(Arrival(0, request, 0.0))
-    links[0].payload = first
-    for clock, order in enumerate(orders, 1):
-        for worker in order:
-            inbox.put(Arrival(worker, Request(Kind.PUSH, clock, learning_rate=0.5), 0.0))
-    for worker in range(5):
-        inbox.put(Arrival(worker, Request(Kind.BYE), 0.0))
-    server.run()
-    return server
-
-
-def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path) -> None:
-    stale = ("strategy.consistency=stale_synchronous", "strategy.staleness=1")
-    config = configure("num_workers=2", *stale, *PLAIN)
-    vector, inbox = make_vector(), queue.SimpleQueue[Arrival | BaseException]()
-    fast, slow = links = [Within(worker, inbox) for worker in range(2)]
-    server = Server(config, links, inbox, RunPaths(tmp_path), 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    layout = encode_layout(vector.slices, torch.float64)
-    answer = torch.zeros_like(vector.parameters)
-    fast.ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
-    fast.wait()
-    fast.ask(Request(Kind.LOAD), vector.parameters)
-    fast.wait()
-
-    def push(link: Within, clock: int) -> None:
-        link.ask(Request(Kind.PUSH, clock, learning_rate=1.0), torch.ones_like(answer), answer)
-
-    push(fast, 1)
-    assert fast.wait() == 0
-    push(fast, 2)
-    time.sleep(0.3)
-    assert torch.equal(answer, vector.parameters - 1), "applied, and not answered"
-    push(slow, 1)
-    assert slow.wait() == 0
-    assert fast.wait() >= 0.1
-    assert torch.equal(answer, vector.parameters - 3)
-    push(slow, 2)
-    slow.wait()
+    layout = encode_layout(slices, parameters.dtype)
+    links[0].ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
+    links[0].wait()
+    links[0].ask(Request(Kind.LOAD), parameters)
+    links[0].wait()
+    yield links
     for link in links:
         link.say_goodbye()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path) -> None:
+    stale = ("strategy.consistency=stale_synchronous", "strategy.staleness=1")
+    config, vector = configure("num_workers=2", *stale, *PLAIN), make_vector()
+    answer = torch.zeros_like(vector.parameters)
+
+    def push(link: Within, clock: int) -> None:
+        link.ask(Request(Kind.PUSH, clock, learning_rate=1.0), torch.ones_like(answer), answer)
+
+    with serving(config, tmp_path, vector.parameters, vector.slices) as (fast, slow):
+        push(fast, 1)
+        assert fast.wait() == 0
+        push(fast, 2)
+        time.sleep(0.3)
+        assert torch.equal(answer, vector.parameters - 1), "applied, and not answered"
+        push(slow, 1)
+        assert slow.wait() == 0
+        assert fast.wait() >= 0.1
+        assert torch.equal(answer, vector.parameters - 3)
+        push(slow, 2)
+        slow.wait()
+
+
+OF_FIVE = ("num_workers=5", "optimizer.weight_decay=0", "optimizer.lr_rule=fixed")
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::13])
@@ -355,13 +324,20 @@ def test_a_sum_is_in_one_order_whoever_is_first(
     added yet. Each of two servers begins with another worker, whose link the other one leaves free.
     """
     vector = make_vector()
-    server = serve_made_up(tmp_path, vector.parameters, vector.slices, [order], number, 2)
-    total = torch.zeros_like(vector.parameters)
+    config, parameters = configure(*OF_FIVE, "strategy.num_servers=2"), vector.parameters
+    payloads = [10.0**worker / (3 + parameters) for worker in range(5)]
+    answers = [torch.zeros_like(parameters) for _ in range(5)]
+    with serving(config, tmp_path, parameters, vector.slices, number, Travelling) as links:
+        for worker in order:
+            request = Request(Kind.PUSH, 1, learning_rate=0.5)
+            links[worker].ask(request, payloads[worker], answers[worker])
+        for link in links:
+            link.wait()
+    total = torch.zeros_like(parameters)
     for worker in ranks:
-        total += 10.0**worker / (3 + vector.parameters)
-    for link in server._links:
-        assert isinstance(link, MadeUp)
-        assert torch.equal(link.answers[-1], vector.parameters - 0.5 * total)
+        total += payloads[worker]
+    for answer in answers:
+        assert torch.equal(answer, parameters - 0.5 * total)
 
 
 def test_a_server_holds_its_shard_only(tmp_path: Path) -> None:
@@ -370,12 +346,18 @@ def test_a_server_holds_its_shard_only(tmp_path: Path) -> None:
     assert isinstance(config.strategy, ParameterServerConfig)
     shard = sharding.shards(vector.slices, 8, config.strategy)[1]
     ((start, stop),) = ranges(shard)
+    initial = vector.parameters[start:stop]
+    payload, answer = torch.ones_like(initial), torch.zeros_like(initial)
     gc.collect()
     before = storages_alive()
-    server = serve_made_up(tmp_path, vector.parameters[start:stop], shard, [range(5), range(5)])
-    server._links = ()
-    gc.collect()
-    held = {address: size for address, size in storages_alive().items() if address not in before}
+    with serving(configure(*OF_FIVE), tmp_path, initial, shard, kind=Travelling) as links:
+        for clock in (1, 2):
+            for link in links:
+                link.ask(Request(Kind.PUSH, clock, learning_rate=0.5), payload, answer)
+            for link in links:
+                link.wait()
+        alive = storages_alive()
+    held = {address: size for address, size in alive.items() if address not in before}
     shard_bytes, held_bytes = 8 * (stop - start), sum(held.values())
     assert 4 * shard_bytes < held_bytes <= 5 * shard_bytes + 1000 < vector.num_bytes
 
