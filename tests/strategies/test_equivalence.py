@@ -180,7 +180,8 @@ def oracle(global_batch: int, *overrides: str, **how: Any) -> dict[str, Any]:
 def text_contract() -> tuple[str, ...]:
     """A language model and 1457 bytes to train on: 91 sequences and the byte after them."""
     path = write_text(_FOLDER / "text.txt", 1618)
-    return ("data=text", f"data.path={path}", "data.sequence_length=16", "model=llama_tiny", *FP64)
+    data = ("data=text", f"data.path={path}", "data.sequence_length=16", "local_batch=null")
+    return (*data, "model=llama_tiny", *FP64)
 
 
 def assert_reached(workers: list[dict[str, Any]], expected: dict[str, Any]) -> None:

@@ -29,7 +29,6 @@ from tests.study.test_run import runs, summary
 from tests.support.running import TINY, bsweep, compose, imported_first, ran_ok, struck
 
 BATCH, NUM_STEPS = 12, 8  # of an epoch with 91 examples, the last one of 7
-BATCHES = ("local_batch=null", f"global_batch={BATCH}")
 
 
 def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -> dict[str, Any]:
@@ -106,7 +105,12 @@ def test_workers_reach_the_weights_of_the_formula(
     num_workers: int, more: tuple[str, ...], sync: bool
 ) -> None:
     base = CONTRACT if "model=tiny_cnn" in more else text_contract()
-    words = ("strategy=pipedream", f"strategy.vertical_sync={str(sync).lower()}", *BATCHES, *more)
+    words = (
+        "strategy=pipedream",
+        f"strategy.vertical_sync={str(sync).lower()}",
+        f"global_batch={BATCH}",
+        *more,
+    )
     contract = (*base, "optimizer.lr=0.1")
     workers = trained(num_workers, *words, contract=contract)
     stages = workers[0]["start"]["stages"]
