@@ -105,12 +105,8 @@ def test_workers_reach_the_weights_of_the_formula(
     num_workers: int, more: tuple[str, ...], sync: bool
 ) -> None:
     base = CONTRACT if "model=tiny_cnn" in more else text_contract()
-    words = (
-        "strategy=pipedream",
-        f"strategy.vertical_sync={str(sync).lower()}",
-        f"global_batch={BATCH}",
-        *more,
-    )
+    how = (f"strategy.vertical_sync={str(sync).lower()}", f"global_batch={BATCH}", *more)
+    words = ("strategy=pipedream", *how)
     contract = (*base, "optimizer.lr=0.1")
     workers = trained(num_workers, *words, contract=contract)
     stages = workers[0]["start"]["stages"]
