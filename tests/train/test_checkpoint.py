@@ -219,6 +219,20 @@ _MEASURED_TOO = ("time", "servers", "worker_memory", "stage_loads", "bubble")
 _MEASURED = ("_seconds", "_joules", "_per_second", "_p50", "_p95", "_memory_bytes")
 
 
+def test_a_cursor_goes_on_from_what_it_shared() -> None:
+    cursor = Cursor.of(torch.device("cpu"), 90)
+    cursor.begin_epoch()
+    cursor.position, cursor.step_seconds = 45, [0.5, 1.5]
+    cursor.add_evaluation((None, 0.5), "reached")
+    again = Cursor.of(torch.device("cpu"), 90, **cursor.shared())
+    assert again.shared() == cursor.shared()
+    assert (again.epochs_done(), again.num_examples, again.ends_epoch) == (1.5, 135, False)
+    assert again.evaluated_examples == 135
+    assert again.epochs_done(45) == 2
+    again.begin_epoch()
+    assert (again.epoch, again.position, again.train_seconds) == (3, 0, 2.0)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("save_seconds", [0.01, 0.5, 7.0])
 @pytest.mark.parametrize("is_together", [True, False])

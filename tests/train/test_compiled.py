@@ -25,38 +25,22 @@ SMALL = (
 )
 
 
-@pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tracing of torch.compile without the minutes of its C++ compiler."""
-    traced = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
-    monkeypatch.setattr(torch, "compile", traced)
-
-
 def trained(folder: Path, *words: str) -> tuple[Tensor, list[dict[str, Any]]]:
     folder.mkdir()
     job = worker.train(compose(*SMALL, *words), RunPaths(folder), Place())
     return job.vector.parameters.clone(), list(read_records(RunPaths(folder).metrics)[0])
 
 
-def same_training(folder: Path, *words: str) -> None:
+@pytest.mark.full
+def test_compiled_steps_train_the_same_model(tmp_path: Path) -> None:
     """Two epochs of full steps and a smaller last one, all compiled before the first."""
-    plain, (before, *_) = trained(folder / "plain", *words)
-    compiled, (start, *_) = trained(folder / "compiled", *words, "compile=true")
+    plain, (before, *_) = trained(tmp_path / "plain", "accumulation_steps=2")
+    compiled, (start, *_) = trained(tmp_path / "compiled", "accumulation_steps=2", "compile=true")
     assert (before["compile"], before["compile_seconds"]) == (False, None)
     assert start["compile"] is True
     assert start["compile_seconds"] > 0
     assert before["run_id"] != start["run_id"]
     torch.testing.assert_close(compiled, plain, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.full
-def test_compiled_steps_train_the_same_model(tmp_path: Path, quickly: None) -> None:
-    same_training(tmp_path, "accumulation_steps=2")
-
-
-@pytest.mark.full
-def test_steps_of_the_cpp_compiler_train_the_same_model(tmp_path: Path) -> None:
-    same_training(tmp_path)
 
 
 def test_other_batches_than_those_of_the_warm_up_are_not_compiled(
@@ -93,8 +77,3 @@ def test_what_cannot_be_compiled_is_refused_before_the_start() -> None:
     for words in (("strategy=ddp", "launch=torchrun"), ("launch.memory_limit_mb=[500]",)):
         with pytest.raises(ConfigError, match="compile=true with"):
             compose("local_batch=8", "compile=true", *words)
-    ids = {
-        compose("local_batch=8", *words).run_id
-        for words in ((), ("compile=false",), ("compile=true",))
-    }
-    assert len(ids) == 2
