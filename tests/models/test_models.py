@@ -163,35 +163,23 @@ def test_the_pieces_of_a_model_compute_what_it_computes(name: str) -> None:
 def test_a_layer_without_parameters_belongs_to_the_piece_before_it() -> None:
     card = VGG16Config(name="vgg16", dropout=0.25)
     pieces = models.pieces(card, vgg16())
-    assert [name for name, _ in pieces][-4:] == [
-        "features.28",
-        "classifier.0",
-        "classifier.3",
-        "classifier.6",
-    ]
     assert len(pieces) == 16
+    assert pieces[-1][0] == "classifier.6"
     first = torch.empty(2, 3, 32, 32, device="meta")
     assert pieces[1][1](pieces[0][1](first)).shape == (2, 64, 16, 16)
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    "row",
     [
-        (("model=tiny_cnn", "num_workers=4"), ["4 stages", "3 pieces (conv1, conv2, head)"]),
-        (
-            ("model=tiny_cnn", "strategy.cuts=[3]"),
-            ["strategy.cuts=[3]", "cuts are between 1 and 2"],
-        ),
-        (
-            ("model=torchvision", "model.architecture=squeezenet1_0"),
-            ["model=torchvision cannot be cut", "nn.Sequential", "pieces()"],
-        ),
+        ("model=tiny_cnn num_workers=4", "4 stages", "3 pieces (conv1, conv2, head)"),
+        ("model=tiny_cnn strategy.cuts=[3]", "strategy.cuts=[3]", "cuts are between 1 and 2"),
+        ("model=torchvision model.architecture=squeezenet1_0", "nn.Sequential", "pieces()"),
     ],
 )
-def test_a_model_that_cannot_be_cut_so_is_refused(
-    words: tuple[str, ...], expected: list[str]
-) -> None:
-    config = compose("strategy=pipeline", "num_workers=2", "local_batch=8", *words)
+def test_a_model_that_cannot_be_cut_so_is_refused(row: tuple[str, ...]) -> None:
+    words, *expected = row
+    config = compose("strategy=pipeline", "num_workers=2", "local_batch=8", *words.split())
     with pytest.raises(ConfigError) as caught:
         models.check_model(config, 10, (3, 32, 32))
     for said in expected:

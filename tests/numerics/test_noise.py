@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,18 +17,16 @@ from torch.optim import SGD
 import bsweep
 from bsweep import analysis
 from bsweep.config.values import ConfigError
-from bsweep.core.ranks import Place
 from bsweep.data import plan
 from bsweep.numerics import noise_scale
 from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
 from bsweep.numerics.vector import Vector
-from bsweep.runlog.files import RunPaths
-from bsweep.train import loop, noise_meter, worker
+from bsweep.runlog.reading import read_records
+from bsweep.train import loop, noise_meter
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import CONTRACT, DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support import running
 from tests.support.running import ROOT, TINY, compose, forks, popen, ranks
-from tests.train.test_checkpoint import untimed
 from tests.train.test_steps import _threads, prepared  # noqa: F401 (the fixture puts threads back)
 
 MEASURED = "measure.noise_scale=true"
@@ -125,17 +122,6 @@ def test_what_cannot_be_measured_is_refused_with_the_remedy(overrides: str, said
         compose("local_batch=8", "num_workers=2", MEASURED, *overrides.split())
 
 
-def alone(folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    """The records of a lone worker that measures each step."""
-    words = ("strategy=single", "launch=inline", *CONTRACT, *overrides, MEASURED)
-    (folder / "run").mkdir(parents=True)
-    job = worker.set_up(compose(*words), RunPaths(folder / "run"), Place())
-    with job.log:
-        loop.train(job, None)
-    lines = (folder / "run/metrics.jsonl").read_text().splitlines()
-    return [record for line in lines if (record := json.loads(line))["type"] == "noise_scale"]
-
-
 @pytest.fixture
 def _each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise_meter, "APART_STEPS", 1)
@@ -160,7 +146,11 @@ def test_workers_passes_and_halves_measure_the_same(
     tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     """Two workers' record is the mean over every third step, unless it is an epoch's last."""
-    records = alone(tmp_path, *overrides)
+    job = prepared(tmp_path, *CONTRACT, *overrides, MEASURED)
+    with job.log:
+        loop.train(job, None)
+    every = read_records(job.paths.metrics)[0]
+    records = [record for record in every if record["type"] == "noise_scale"]
     assert [record["num_steps"] for record in records] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
     assert {record["gradient_batch"] for record in records} == {8}
     assert records[0]["num_examples"] == 16
@@ -241,25 +231,6 @@ def test_measuring_changes_no_weight_no_statistic_and_no_random_number(
         assert one["moved"] > 0.001
         assert torch.equal(one["parameters"], other["parameters"])
         assert all(map(torch.equal, one["buffers"], other["buffers"]))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("num_workers", "overrides", "break_off"),
-    [
-        (2, ("strategy=horovod",), (14, 17)),
-        (1, ("strategy=single", "accumulation_steps=2"), (14, 17)),
-        (4, (*PIPELINE, "strategy.replicas=2"), (14, 17)),
-    ],
-)
-def test_a_run_that_was_broken_off_has_the_same_records(
-    num_workers: int, overrides: tuple[str, ...], break_off: tuple[int, int]
-) -> None:
-    words = (*overrides, "epochs=4", MEASURED)
-    whole, again = (trained(num_workers, *words, **how) for how in ({}, {"break_off": break_off}))
-    assert len(whole[0]["noise_scales"]) >= 2
-    assert untimed(again[0]["noise_scales"]) == untimed(whole[0]["noise_scales"])
-    assert torch.equal(again[0]["parameters"], whole[0]["parameters"])
 
 
 @pytest.mark.full

@@ -12,30 +12,17 @@ import torch
 from torch import Tensor
 
 from bsweep.config.values import ConfigError
-from bsweep.core.ranks import Place
 from bsweep.numerics.compiled import Compiled
-from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
-from bsweep.train import worker
-from tests.support.running import TINY, compose
-
-SMALL = (
-    *(*TINY, "model=tiny_cnn", "precision=fp64", "channels_last=false", "local_batch=32"),
-    *("launch=inline", "strategy=single", "epochs=2", "optimizer.lr=0.5"),
-)
-
-
-def trained(folder: Path, *words: str) -> tuple[Tensor, list[dict[str, Any]]]:
-    folder.mkdir()
-    job = worker.train(compose(*SMALL, *words), RunPaths(folder), Place())
-    return job.vector.parameters.clone(), list(read_records(RunPaths(folder).metrics)[0])
+from tests.support.running import compose
+from tests.train.test_steps import _threads, trained  # noqa: F401 (the fixture puts threads back)
 
 
 @pytest.mark.full
 def test_compiled_steps_train_the_same_model(tmp_path: Path) -> None:
     """Two epochs of full steps and a smaller last one, all compiled before the first."""
-    plain, (before, *_) = trained(tmp_path / "plain", "accumulation_steps=2")
-    compiled, (start, *_) = trained(tmp_path / "compiled", "accumulation_steps=2", "compile=true")
+    words = ("channels_last=false", "accumulation_steps=2")
+    plain, (before, *_) = trained(tmp_path / "plain", *words)
+    compiled, (start, *_) = trained(tmp_path / "compiled", *words, "compile=true")
     assert (before["compile"], before["compile_seconds"]) == (False, None)
     assert start["compile"] is True
     assert start["compile_seconds"] > 0

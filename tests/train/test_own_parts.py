@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bsweep import batching
-from bsweep.batching import Policy
 from bsweep.config import own
 from bsweep.config.own import Own
 from bsweep.config.run import RunConfig
@@ -94,6 +93,12 @@ def no_policy(config):
     return 3
 """
 
+ALONE = "strategy=own strategy.target=parts.py:Alone"
+BATCHING = "batching=own batching.target"
+OPTIMIZER = "optimizer=own optimizer.target"
+SERVERS = "num_workers=4 strategy=parameter_server strategy.sharding=memory"
+ADAPTED = "num_workers=2 strategy=diloco allocation=steps_by_speed allocation.adapt_every=2"
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -122,26 +127,11 @@ def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:
 
 
 def test_a_policy_decides_what_a_round_takes() -> None:
-    config = resolved(
-        "batching=own",
-        "batching.target=parts.py:Growing",
-        "+batching.options.times=3",
-        "num_workers=2",
-    )
-    policy = batching.build(config)
-    assert isinstance(policy, Policy)
+    words = (f"{BATCHING}=parts.py:Growing", "+batching.options.times=3", "num_workers=2")
+    policy = batching.build(resolved(*words))
     assert [share.num_examples for share in policy.shares(0.5)] == [8, 8]
-    assert [(share.num_examples, share.num_passes) for share in policy.shares(1.0)] == [
-        (24, 3),
-        (24, 3),
-    ]
-
-
-ALONE = "strategy=own strategy.target=parts.py:Alone"
-BATCHING = "batching=own batching.target"
-OPTIMIZER = "optimizer=own optimizer.target"
-SERVERS = "num_workers=4 strategy=parameter_server strategy.sharding=memory"
-ADAPTED = "num_workers=2 strategy=diloco allocation=steps_by_speed allocation.adapt_every=2"
+    shares = [(share.num_examples, share.num_passes) for share in policy.shares(1.0)]
+    assert shares == [(24, 3), (24, 3)]
 
 
 @pytest.mark.full(but=2)

@@ -95,6 +95,7 @@ def test_images_that_are_rounded_at_once_give_the_gradients_of_autocast(
     [
         ("model=resnet18",),
         ("model=tiny_cnn", "accumulation_steps=2"),
+        ("model=tiny_cnn", "precision=fp16"),
         ("model=resnet18", "measure.noise_scale=true"),
         ("model=resnet18", "measure.noise_scale=true", "accumulation_steps=2"),
     ],
@@ -693,9 +694,13 @@ def test_a_loss_that_is_a_view_of_a_parameter_scales_no_step(
 
 
 @pytest.mark.full(but=1)
-@pytest.mark.parametrize("graph", [on_gpus("true"), on_gpus("false")])
-def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(tmp_path: Path, graph: str) -> None:
-    job = prepared(tmp_path, *GPU, f"graph={graph}")
+@pytest.mark.parametrize(
+    "words", [on_gpus(words) for words in ((), ("graph=false",), ("precision=fp16",))]
+)
+def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    job = prepared(tmp_path, *GPU, *words)
     warm_up.make_steps(job)
     job, _ = graph_capture.captured(job)
     batch = torch.arange(64, device="cuda")
