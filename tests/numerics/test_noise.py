@@ -25,8 +25,7 @@ from bsweep.runlog.reading import read_records
 from bsweep.train import loop, noise_meter
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import CONTRACT, DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
-from tests.support import running
-from tests.support.running import ROOT, TINY, compose, forks, popen, ranks
+from tests.support.running import ROOT, TINY, compose, forks, popen, ran_ok, ranks
 from tests.train.test_steps import _threads, prepared  # noqa: F401 (the fixture puts threads back)
 
 MEASURED = "measure.noise_scale=true"
@@ -264,23 +263,10 @@ def test_replicas_of_a_split_model_measure_what_whole_ones_do(
             assert ours[key] == pytest.approx(theirs[key], rel=1e-8), key
 
 
-SLOW = """\
-from torch import nn
-
-def build(num_classes, shape, width=32):
-    first = nn.Conv2d(shape[0], width, 3, padding=1)
-    second = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
-    pool = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return nn.Sequential(first, nn.ReLU(), second, pool, nn.Linear(2 * width, num_classes))
-"""
-
-
 @pytest.mark.full
 def test_a_real_run_predicts_by_its_noise_scale(tmp_path: Path) -> None:
     """One batch alone: without the noise scale there would be nothing to say of others."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    model = "model.target=slow.py:build"
-    data = ("data.side=8", "data.crop_padding=0", "model=own", model, "model.options.width=8")
+    data = ("data.side=8", "data.crop_padding=0", "model=tiny_cnn", "model.width=8")
     kind = ("strategy=single", "launch=inline", "precision=fp32", "channels_last=true", "epochs=5")
     target = (
         "evaluate_every_examples=700",
@@ -289,8 +275,7 @@ def test_a_real_run_predicts_by_its_noise_scale(tmp_path: Path) -> None:
         "study=s",
     )
     measured = (MEASURED, "accumulation_steps=2")
-    ran = running.bsweep("run", "local_batch=16", *data, *kind, *target, *measured, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran_ok("run", "local_batch=16", *data, *kind, *target, *measured, cwd=tmp_path)
     study = bsweep.load(tmp_path / "results/s")
     assert len(study.noise_scales) >= 8
     assert len(analysis.noise_scale(study)) == 1
