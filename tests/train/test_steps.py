@@ -95,7 +95,6 @@ def test_images_that_are_rounded_at_once_give_the_gradients_of_autocast(
     [
         ("model=resnet18",),
         ("model=tiny_cnn", "accumulation_steps=2"),
-        ("model=tiny_cnn", "precision=fp16"),
         ("model=resnet18", "measure.noise_scale=true"),
         ("model=resnet18", "measure.noise_scale=true", "accumulation_steps=2"),
     ],
