@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from bsweep.config.parsing import conf_dir
-from tests.support.running import TINY, ran_ok, summaries, tool, write_text
+from tests.support.running import ROOT, TINY, ran_ok, tool, write_text
 
 pytestmark = pytest.mark.full
 
@@ -24,8 +24,6 @@ ALIKE = {"paper_linear", "parameter_sharding_ring", "quickstart"}
 """Experiments that make no report here: `paper`, `parameter_sharding` and the wheel's quickstart
 have the same kinds of records.
 """
-
-ROOT = Path(__file__).parents[2]
 
 
 def shrunk(experiment: str) -> tuple[str, ...]:
@@ -63,17 +61,6 @@ def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Pat
         assert page.exists()
 
 
-def test_the_quickstart_learns_at_its_largest_global_batch(tmp_path: Path) -> None:
-    """In twelve steps, to about 0.9; chance is 0.1. In one process, for two would take seconds to
-    start.
-    """
-    lone = ("local_batch=512", "num_workers=1", "launch=inline", "strategy=single", "study=s")
-    ran_ok("run", "experiment=quickstart", *lone, cwd=tmp_path)
-    (end,) = summaries(tmp_path).values()
-    assert end["num_steps"] == 12
-    assert end["test_accuracy"] > 0.7
-
-
 def test_a_sweep_over_allocations_prints_the_idle_seconds_of_each_node(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt", 20_000)
     shrunk = (
@@ -91,12 +78,10 @@ def test_a_sweep_over_allocations_prints_the_idle_seconds_of_each_node(tmp_path:
     result = ran_ok("run", *point, *shrunk, cwd=tmp_path)
     head, uniform, by_flops = result.stdout.splitlines()[-3:]
     assert head.split()[:3] == ["variant", "node", "1"]
-    assert "change (%)" in head
     assert head.endswith("tokens/s")
     assert uniform.split()[0] == "uniform"
     assert by_flops.startswith("steps by FLOP/s")
     assert "round 3/3" in result.stderr
-    assert "3 rounds" in result.stderr
     assert "local steps 4, 4, 6, 5" in result.stderr
 
 
@@ -114,19 +99,6 @@ def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     for extra in ("safetensors", "sklearn", "timm", "tokenizers"):
         (site / f"{extra}.py").write_text("raise ImportError")
     env = {**os.environ, "PYTHONPATH": str(site)}
-    where = (
-        "import bsweep; from bsweep.config import parsing; "
-        "print(bsweep.__file__, parsing.conf_dir())"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", where],
-        cwd=elsewhere,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.split() == [str(site / "bsweep/__init__.py"), str(site / "bsweep/conf")]
     script = ["bash", str(site / "bsweep/scripts/build_horovod.sh"), sys.executable, "--key"]
     assert "horovod" in subprocess.run(script, capture_output=True, text=True, check=True).stdout
     command = [sys.executable, str(site / "bin/bsweep"), "run", "--report", *shrunk("quickstart")]

@@ -1,6 +1,4 @@
-"""The tests' own processes: forks that stand for commands, and what a run of the tests leaves
-behind.
-"""
+"""The tests' own processes: forks that stand for commands."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ import subprocess
 from pathlib import Path
 
 import psutil
-import pytest
 
-from tests import conftest
 from tests.support.running import Fork, forks
 
 
@@ -51,20 +47,3 @@ def test_a_stand_in_ends_as_its_process_does_and_ends_it(tmp_path: Path) -> None
     assert not psutil.wait_procs([process], timeout=5)[1]
     with (tmp_path / "output").open("w") as output:
         assert Fork("bsweep", "frobnicate", cwd=tmp_path, stdout=output, stderr=output).wait() == 2
-
-
-def test_a_stand_in_has_the_files_that_it_is_given_and_torch() -> None:
-    receiver, sender = os.pipe()
-    code = f"import os, sys; os.write({sender}, b'%d' % ('torch._dynamo' in sys.modules))"
-    subprocess.run([forks().python, "-B", "-c", code], pass_fds=[sender], check=True)
-    os.close(sender)
-    with os.fdopen(receiver) as file:
-        assert file.read() == "1"
-
-
-def test_tests_know_of_no_allocation_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SLURM_JOB_NODELIST", "SLURMD_NODENAME", "BSWEEP_HOSTS"):
-        monkeypatch.setenv(name, "n[1-2]")
-    before = set(os.environ)
-    conftest.forget_allocation()
-    assert before - set(os.environ) == {"SLURM_JOB_NODELIST", "SLURMD_NODENAME", "BSWEEP_HOSTS"}
