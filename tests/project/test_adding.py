@@ -101,7 +101,7 @@ from torch import nn
 
 
 def build(config, *, num_classes, shape):
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes, bias=config.bias))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes))
 """,
         "src/bsweep/config/models.py": [
             (
@@ -110,7 +110,6 @@ def build(config, *, num_classes, shape):
 @dataclass(frozen=True, kw_only=True)
 class LinearConfig(ModelConfig):
     name: Literal["linear"]
-    bias: bool
 
     builds: ClassVar[str] = "bsweep.models.linear:build"
 
@@ -119,7 +118,7 @@ class LinearConfig(ModelConfig):
             ),
             ("AnyModel = Annotated[", "LinearConfig | "),
         ],
-        "conf/model/linear.yaml": "name: linear\nbias: true\n",
+        "conf/model/linear.yaml": "name: linear\n",
     },
     "figure": {
         "src/bsweep/plots/loss_gap.py": """

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -26,16 +27,20 @@ have the same kinds of records.
 """
 
 
+def written(group: str, choice: str) -> dict[str, Any]:
+    """Return what the file of a choice of a group has."""
+    return dict(yaml.safe_load((conf_dir() / group / f"{choice}.yaml").read_text()))
+
+
 def shrunk(experiment: str) -> tuple[str, ...]:
     """Overrides for tiny data and a tiny model, without the keys that only the experiment's own
     have.
     """
-    text = yaml.safe_load((conf_dir() / "experiment" / f"{experiment}.yaml").read_text())
+    text = written("experiment", experiment)
     foreign = [
         f"~{group}.{key}"
         for group, choice in (("data", "synthetic"), ("model", "tiny_cnn"))
-        for key in text.get(group, {}).keys()
-        - yaml.safe_load((conf_dir() / group / f"{choice}.yaml").read_text())
+        for key in text.get(group, {}).keys() - written(group, choice)
     ]
     return (f"experiment={experiment}", *TINY, "model=tiny_cnn", *foreign, "local_batch=8", *SHRUNK)
 
@@ -44,8 +49,7 @@ def shrunk(experiment: str) -> tuple[str, ...]:
     "experiment", sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 )
 def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Path) -> None:
-    text = yaml.safe_load((conf_dir() / "experiment" / f"{experiment}.yaml").read_text())
-    axes = text.get("hydra", {}).get("sweeper", {}).get("params", {})
+    axes = written("experiment", experiment).get("hydra", {}).get("sweeper", {}).get("params", {})
     first = [
         f"{axis}={values.split(',')[0]}"
         for axis, values in axes.items()

@@ -303,8 +303,10 @@ def test_a_folder_that_cannot_be_written_to_is_a_sentence(
     file = checkout.root / folder if folder == ".venv" else tmp_path / "file"
     if folder == ".venv":
         shutil.rmtree(file)
+    else:
+        checkout = checkout.with_env(**{folder: str(file)})
     file.touch()
-    failed = checkout.with_env(**{folder: str(file)}).run("setup.sh")
+    failed = checkout.run("setup.sh")
     assert failed.returncode == 1
     sentence = failed.stderr.splitlines()[-1]
     assert sentence.startswith(f"The folder {file}")
@@ -406,7 +408,6 @@ def test_horovod_is_compiled_by_the_standard_that_torch_asks_for(checkout: Check
     extensions.parent.mkdir()
     extensions.write_text("cflags = common_cflags + ['-fPIC', '-std=c++17'] + extra_cflags")
     built(checkout)
-    assert "-torch2.13.0-" in checkout.key()
     assert checkout.key().endswith("cxx17-gloo")
 
 
