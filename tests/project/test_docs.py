@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from bsweep.compose import hydra_grid, overrides
-from bsweep.config.parsing import conf_dir
 from bsweep.core.torchvision_shim import import_torchvision
 from tests.data.test_data import write_image
+from tests.project.test_experiments import written
 from tests.support.running import ROOT, TINY, bsweep, ran_ok, write_runs, write_text
 from tests.support.synthetic_study import write_study
 
@@ -38,10 +37,6 @@ def commands(page: Path) -> list[str]:
     blocks = re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [line.strip() for line in lines if line.strip()]
-
-
-# Each once, whatever pages repeat it.
-TYPED = {line: page.name for page in PAGES for line in commands(page)}
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +66,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# Each once, whatever pages repeat it.
+TYPED = dict.fromkeys(line for page in PAGES for line in commands(page))
 COMPOSED = [line for line in TYPED if re.match("bsweep (run|plan|probe|profile) ", line)]
 
 
@@ -132,9 +129,7 @@ def shrunk(words: list[str]) -> list[str]:
     words = [word for word in words if not word.startswith("local_batch=")]
     small = ["epochs=1", "local_batch=4", "optimizer.warmup_epochs=0"]
     if "experiment" in given:
-        text = yaml.safe_load(
-            (conf_dir() / "experiment" / f"{given['experiment']}.yaml").read_text()
-        )
+        text = written("experiment", given["experiment"])
         small += [f"~data.{key}" for key in text.get("data", {})]
     if given.get("data", "synthetic") == "synthetic":
         words = [word for word in words if not word.startswith("data.")]

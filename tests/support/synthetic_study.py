@@ -157,7 +157,6 @@ def write_run(
     settings: Mapping[str, Any] | None = None,
     meta: Mapping[str, Any] = META,
     num_train: int = NUM_TRAIN,
-    num_parameters: int = 11_181_642,
     num_rounds: int = 0,
     threads: int = 2,
     accuracy: float | None = None,
@@ -188,7 +187,7 @@ def write_run(
     start = Start(
         run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch,
         num_train=num_train,
-        num_test=10_000, classes=CIFAR10, num_parameters=num_parameters, tokens_per_example=None,
+        num_test=10_000, classes=CIFAR10, num_parameters=11_181_642, tokens_per_example=None,
         layer_parameters=layer_parameters, pieces=None, device=device,
         precision=precision, threads=threads, start_seconds=1.5,
         channels_last=config["channels_last"] is True, compile=config.get("compile") is True,
