@@ -6,7 +6,6 @@ import math
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -27,7 +26,7 @@ GRID = (32, 128, 512)
 
 
 def test_rules_are_played_over_a_measured_grid(tmp_path: Path) -> None:
-    for seed in (1, 2):
+    for seed in (1, 2, 3):
         for batch in GRID:
             write_target_run(
                 tmp_path / "runs", LAW, batch=batch, seed=seed, noise_scale=180.0,
@@ -55,17 +54,16 @@ def test_policies_are_held_against_the_best_fixed_batch(tmp_path: Path) -> None:
             )  # fmt: skip
     policies.main(tmp_path, target_of(accuracy=TARGET))
     table = pd.read_csv(tmp_path / "policies.csv").set_index("rule")
-    assert set(table["best_fixed"]) == {"fixed 128"}
+    assert set(table["best_fixed"]) == {"fixed 32"}
     goodput = table.loc["goodput from 64"]
     assert goodput["low"] < goodput["ratio"] < goodput["high"] < 1
     assert goodput["p_holm"] == goodput["p_sooner"] < 0.05, "of one policy"
-    assert table["ratio"]["fixed 32"] > 1
+    assert table["ratio"]["fixed 128"] > 1
 
 
 def test_predictions_hold_in_worlds_outside_their_assumptions() -> None:
     rows = [stress_predict.study(world, 0) for world in ("law", "B^0.7", "cliff")]
     told = stress_predict.summary(pd.DataFrame(rows))
     assert told["coverage"].min() >= 0.7
-    is_far = told["far off"] > 0
-    assert np.isfinite(told["cost"]).all()
-    assert (told["warned"][is_far] > 0).all()
+    assert told["cost"].max() < 0.2
+    assert all(float(str(row["regret"])) <= 0.2 or row["warnings"] for row in rows)
