@@ -35,7 +35,7 @@ def script(tmp_path: Path) -> Script:
     def run(*arguments: str, gpus: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         variables = {"GPUS": gpus, "PATH": path, "SLOW": "none", "FAILING": "none", **env}
-        command = [tmp_path / "scripts/gpu.sh", "--python", programs / "python", *arguments]
+        command = [f"{tmp_path}/scripts/gpu.sh", "--python", f"{programs}/python", *arguments]
         return subprocess.run(
             command, env={**os.environ, **variables}, cwd="/", capture_output=True, text=True,
             timeout=60, check=False,
