@@ -12,11 +12,8 @@ import pytest
 import bsweep
 from bsweep import analysis
 from bsweep.analysis import splitting as tables
-from bsweep.report.document import document
-from bsweep.report.interactive import html_of
-from tests.report.browser import go, opened, rows
+from tests.report.browser import go, opened, page_of, rows
 from tests.support.split_study import SPLIT, write_split_run, write_split_study
-from tests.support.synthetic_study import write_study
 
 PHONE = {"width": 390, "height": 844}
 CHARTS = ("split_times", "split_memory")
@@ -29,9 +26,13 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
 
 @pytest.fixture(scope="module")
 def path(split: analysis.Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pages") / "split.html"
-    path.write_text(html_of(document(split)), encoding="utf-8")
-    return path
+    return page_of(split, tmp_path_factory.mktemp("pages"))
+
+
+LOOKS = """() => Object.fromEntries(["color", "shape"].map((of) => {
+  const scale = charts.split_times.view.scale(of);
+  return [of, Object.fromEntries(scale.domain().map((value) => [value, scale(value)]))];
+}))"""
 
 
 def test_charts_have_the_numbers_of_the_figures(
@@ -41,13 +42,29 @@ def test_charts_have_the_numbers_of_the_figures(
         times, memory = (rows(page, name) for name in CHARTS)
         for name in CHARTS:
             assert page.locator(f"#{name} canvas").bounding_box()["width"] > 200
+        looks = page.evaluate(LOOKS)
+        of_a_map = [page.is_visible(name) for name in ("#times", "#save-map", "#cells")]
+        assert not any(of_a_map), "the study has no target"
+        go(page, **{"filter.strategy": "tensor"})
+        assert {row["way"] for row in rows(page, "split_times")} == {
+            "tensor 1x2, 1x4",
+            "tensor 2x2",
+        }
     ways = tables.ways(split)
     fastest = ways.loc[ways["is_fastest"], "train_seconds"]
     assert sorted(row["seconds"] for row in times) == pytest.approx(sorted(fastest))
-    assert {row["way"] for row in times} == {
+    names = {row["way"] for row in times}
+    assert names == {
         "DDP", "sharded 1x2, 1x4", "tensor 1x2, 1x4", "tensor 2x2", "pipeline 1x2, 1x4",
         "PipeDream 1x2, 1x4",
     }  # fmt: skip
+    colors: dict[str, set[str]] = {}
+    for way in names:
+        colors.setdefault(way.split(" ")[0], set()).add(looks["color"][way])
+    assert all(len(of_strategy) == 1 for of_strategy in colors.values())
+    assert len(set.union(*colors.values())) == len(colors)
+    drawn = {(looks["color"][way], str(looks["shape"][way])) for way in names}
+    assert len(drawn) == len(names), "each way has its own shape"
     table = tables.worker_memory(split)
     for name, part in (
         ("parameters", "parameter_bytes"),
@@ -56,28 +73,12 @@ def test_charts_have_the_numbers_of_the_figures(
     ):
         found = sorted(row["megabytes"] for row in memory if row["part"] == name)
         assert found == pytest.approx(sorted(table.loc[table[part] > 0, part] / 1e6))
-    assert len({row["name"] for row in memory}) == len(ways), "each cell has its own name"
-
-
-LOOKS = """() => Object.fromEntries(["color", "shape"].map((of) => {
-  const scale = charts.split_times.view.scale(of);
-  return [of, Object.fromEntries(scale.domain().map((value) => [value, scale(value)]))];
-}))"""
-
-
-@pytest.mark.full
-def test_a_strategy_has_one_colour_and_a_way_its_own_shape(browser: Any, path: Path) -> None:
-    with opened(browser, path) as page:
-        ways = page.evaluate(LOOKS)
-        names = {row["way"] for row in rows(page, "split_times")}
-    assert names == set(ways["color"])
-    colors: dict[str, set[str]] = {}
-    for way in names:
-        colors.setdefault(way.split(" ")[0], set()).add(ways["color"][way])
-    assert all(len(of_strategy) == 1 for of_strategy in colors.values())
-    assert len(set.union(*colors.values())) == len(colors)
-    drawn = {(ways["color"][way], str(ways["shape"][way])) for way in names}
-    assert len(drawn) == len(names)
+    places: dict[str, set[int]] = {}
+    for row in memory:
+        places.setdefault(row["name"], set()).add(row["row"])
+    assert len(places) == len(ways), "each cell has its own name"
+    # Bars of few workers are beside their name's middle.
+    assert {tuple(sorted(of_cell)) for of_cell in places.values()} == {(1, 2), (0, 1, 2, 3)}
 
 
 @pytest.mark.full
@@ -91,48 +92,10 @@ def test_names_of_cells_are_whole_on_a_phone(browser: Any, path: Path) -> None:
 
 
 @pytest.mark.full
-def test_bars_of_few_workers_are_beside_their_names_middle(browser: Any, path: Path) -> None:
-    with opened(browser, path) as page:
-        memory = rows(page, "split_memory")
-    places: dict[str, set[int]] = {}
-    for row in memory:
-        places.setdefault(row["name"], set()).add(row["row"])
-    assert {tuple(sorted(of_cell)) for of_cell in places.values()} == {(1, 2), (0, 1, 2, 3)}
-
-
-@pytest.mark.full
-def test_charts_follow_the_filters(browser: Any, path: Path) -> None:
-    with opened(browser, path) as page:
-        go(page, **{"filter.strategy": "tensor"})
-        assert {row["way"] for row in rows(page, "split_times")} == {
-            "tensor 1x2, 1x4",
-            "tensor 2x2",
-        }
-
-
-@pytest.mark.full
-def test_a_study_of_whole_models_has_no_such_charts(browser: Any, tmp_path: Path) -> None:
-    study = bsweep.load(write_study(tmp_path / "whole", local_batches=(8, 16)))
-    assert document(study)["splits"] == {}
-    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
-    with opened(browser, tmp_path / "page.html") as page:
-        assert not page.is_visible("#splits")
-
-
-@pytest.mark.full
 def test_a_page_of_one_run_has_no_empty_controls(browser: Any, tmp_path: Path) -> None:
     write_split_run(tmp_path / "s", "tensor", 2, SPLIT)
-    (tmp_path / "page.html").write_text(html_of(document(bsweep.load(tmp_path / "s"))))
-    with opened(browser, tmp_path / "page.html") as page:
+    with opened(browser, page_of(bsweep.load(tmp_path / "s"), tmp_path)) as page:
         empty = "(all) => all.filter((one) => !one.options.length).map((one) => one.id)"
         assert page.eval_on_selector_all("select:visible", empty) == []
         assert not page.is_visible("#bar")
         assert "Runs with a curve here: 1 of 1." in page.inner_text("#curves-say")
-
-
-@pytest.mark.full
-def test_a_map_without_a_target_is_hidden(browser: Any, path: Path) -> None:
-    with opened(browser, path) as page:
-        assert page.is_visible("#times") == (page.locator("#map canvas").count() > 0)
-        for name in ("#save-map", "#cells"):
-            assert page.is_visible(name) == page.is_visible("#times")
