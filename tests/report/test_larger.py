@@ -286,16 +286,16 @@ def test_the_words_of_larger_clusters_keep_every_option() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("network", "option", "low", "high"),
+    ("network", "option", "least"),
     [
-        # On free links, a step takes as long as a slow worker computes; fast ones seldom are last.
-        ("100tbit,1ns", {"speeds": (1.0, 0.5)}, 1.5, 2.5),
+        # On free links, a step takes as long as a slow worker computes.
+        ("100tbit,1ns", {"speeds": (1.0, 0.5)}, 1.5),
         # Hosts keep what exchanges took beyond the measured network.
-        ("1tbit,1ns", {"measured_network": "100tbit,1ns"}, 1.05, 100),
+        ("1tbit,1ns", {"measured_network": "100tbit,1ns"}, 1.05),
     ],
 )
 def test_what_is_said_of_machines_changes_simulated_steps_alone(
-    network: str, option: dict[str, Any], low: float, high: float
+    network: str, option: dict[str, Any], least: float
 ) -> None:
     def seconds(prediction: analysis.Prediction | None) -> pd.Series:
         assert prediction is not None
@@ -306,7 +306,7 @@ def test_what_is_said_of_machines_changes_simulated_steps_alone(
         seconds(bsweep.predict(GROUPNORM, target_accuracy=0.42, **given, **one))
         for one in ({}, option)
     )
-    assert low < found[8, 256] / plain[8, 256] < high
+    assert found[8, 256] > least * plain[8, 256]
     assert found[2, 256] == plain[2, 256]  # as measured
     (answer,) = analysis.answers(bsweep.load(GROUPNORM).on_networks(network, [1, 2, 8], **option))
     assert seconds(answer.prediction)[8, 256] == pytest.approx(found[8, 256])

@@ -13,8 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -287,12 +285,10 @@ def test_other_machines_are_answered_at_the_printed_addresses(tmp_path: Path) ->
 
 def asked(address: str) -> int:
     """Return the status of the answer to the address, asked as a browser does."""
-    with (
-        suppress(urllib.error.HTTPError),
-        urllib.request.urlopen(address, timeout=PATIENCE) as answer,
-    ):
-        return int(answer.status)
-    return 403
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+    connection.request("GET", parts.path)
+    return connection.getresponse().status
 
 
 @pytest.mark.full
