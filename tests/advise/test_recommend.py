@@ -102,33 +102,32 @@ def test_a_search_begins_in_the_middle_and_keeps_its_budget(tmp_path: Path) -> N
     assert first.offer.cell[1] == 1
     assert first.offer.cell[0] in (128, 256), "the middle of the batches"
     step_time = fit_step_time(search.timings, DRAWS)
+
+    def left(worker_seconds: float) -> dict[int, float]:
+        return dict.fromkeys((1, 2, 4), worker_seconds)
+
     begun = Offer((16, 4, 1, ""), 9e4, done_steps=50.0)
-    goes_on = first_run(search.grid, [first.offer, begun], step_time, dict.fromkeys((1, 2, 4), 1e4))
+    goes_on = first_run(search.grid, [first.offer, begun], step_time, left(1e4))
     assert goes_on.offer == begun, "what is under way"
-    assert (
-        first_run(search.grid, [begun], step_time, dict.fromkeys((1, 2, 4), -1.0)).ends == "budget"
-    )
-    assert first_run(search.grid, [], step_time, dict.fromkeys((1, 2, 4), 1e4)).ends == "runs"
+    assert first_run(search.grid, [begun], step_time, left(-1.0)).ends == "budget"
+    assert first_run(search.grid, [], step_time, left(1e4)).ends == "runs"
     search.run((64, 1, 1, ""), math.inf)
     prediction, second, _ = search.look()
     assert prediction is not None
     assert not is_told(prediction), "one batch size tells nothing of the others"
     assert second.offer is not None
     assert second.offer.cell[0] != 64
-    offers = [Offer(cell, search.grid.most_steps[cell]) for cell in search.grid.cells]
-    poor = next_run(search.grid, offers, prediction, dict.fromkeys((1, 2, 4), 1.0))
+    most = search.grid.most_steps
+    offers = [Offer(cell, most[cell]) for cell in search.grid.cells]
+    poor = next_run(search.grid, offers, prediction, left(1.0))
     assert poor.ends == "budget"
-    assert poor.offer is not None
     assert poor.worker_seconds > 1
     assert poor.gain > 0
-    rich = next_run(search.grid, offers, prediction, dict.fromkeys((1, 2, 4), 1e6))
-    assert rich.offer == poor.offer
+    rich = next_run(search.grid, offers, prediction, left(1e6))
+    assert rich.offer == poor.offer is not None
     assert not rich.ends
-    half = [
-        Offer(cell, search.grid.most_steps[cell], 0.9 * search.truth.steps(cell[0]))
-        for cell in search.grid.cells
-    ]
-    cheaper = next_run(search.grid, half, prediction, dict.fromkeys((1, 2, 4), 1e6))
+    half = [Offer(cell, most[cell], 0.9 * search.truth.steps(cell[0])) for cell in most]
+    cheaper = next_run(search.grid, half, prediction, left(1e6))
     assert cheaper.worker_seconds < 0.5 * rich.worker_seconds, "the rest of a run alone"
     search.run((512, 1, 1, ""), math.inf)
     prediction, _, _ = search.look()
@@ -365,36 +364,22 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(
 
 @pytest.mark.full(but=2)
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("grid", "says"),
     [
-        (["local_batch=32", "--target-accuracy", "0.9"], "the grid has only one cell"),
-        (
-            ["local_batch=8,16", "optimizer.momentum=0.8,0.9", "--target-accuracy", "0.9"],
-            "optimizer.momentum has several values (0.8, 0.9)",
-        ),
-        (
-            ["local_batch=8,16", "strategy=ddp", "strategy.bucket_mb=1,25", "--target-loss", "1"],
-            "strategy=ddp has several settings, but only a strategy that splits the model",
-        ),
-        (
-            ["local_batch=8,16", "strategy=local_sgd", "num_workers=2", "--target-accuracy", "0.9"],
-            "every step together",
-        ),
-        (["local_batch=8,16", "--target-accuracy", "0.9", "--budget", "soon"], "is not a time"),
-        (
-            ["local_batch=8,16", "num_workers=2", "--target-loss", "1", "--objective=workers<=1"],
-            "has more workers than this objective allows",
-        ),
-        (
-            ["local_batch=8,16", "--target-accuracy", "0.9", "--objective", "money"],
-            "--price-per-worker-hour",
-        ),
+        ("local_batch=32", "the grid has only one cell"),
+        ("local_batch=8,16 optimizer.momentum=0.8,0.9", "Choose one: optimizer.momentum=0.8"),
+        ("local_batch=8,16 strategy=ddp strategy.bucket_mb=1,25", "strategy=ddp has several"),
+        ("local_batch=8,16 strategy=local_sgd num_workers=2", "every step together"),
+        ("local_batch=8,16 --budget soon", "is not a time"),
+        ("local_batch=8,16 num_workers=2 --objective workers<=1", "Allow more workers"),
+        ("local_batch=8,16 --objective money", "--price-per-worker-hour"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_with_the_remedy(
-    arguments: list[str], says: str, tmp_path: Path
+    grid: str, says: str, tmp_path: Path
 ) -> None:
-    result = command("recommend", *arguments, "model=tiny_cnn", cwd=tmp_path)
+    words = (*grid.split(), "--target-accuracy", "0.9", "model=tiny_cnn")
+    result = command("recommend", *words, cwd=tmp_path)
     assert result.returncode == 2, result.stderr
     assert says in result.stderr, result.stderr
     assert "Traceback" not in result.stderr, result.stderr

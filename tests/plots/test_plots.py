@@ -298,21 +298,6 @@ def test_figures_are_those_that_a_study_has_the_numbers_for(
     assert "seconds_per_step" not in plots.figures(analysis.published())
 
 
-@pytest.mark.full
-def test_with_one_batch_size_the_axis_is_the_workers(sharding: analysis.Study) -> None:
-    figure = plots.throughput_and_speedup(sharding)
-    throughput, speedup = figure.axes
-    assert tick_labels(throughput) == tick_labels(speedup) == ["1", "4", "8"]
-    names = ["ring all-reduce", "parameter server, by layer", "parameter server, by memory"]
-    assert legend_texts(figure) == ["local batch 50", *names, "ideal"]
-    for place, name in enumerate(("layer", "memory"), 1):
-        x, y = lines(speedup)[f"{plots.COLORS[place]} {plots.MARKERS[place]}"]
-        assert x == [1, 4, 8]
-        assert y == pytest.approx(
-            [workers * 5 / server_step_seconds(workers, name) for workers in (1, 4, 8)]
-        )
-
-
 def test_bars_split_a_step(sharding: analysis.Study) -> None:
     figure = plots.seconds_per_step(sharding)
     four = figure.axes[1]
@@ -327,7 +312,20 @@ def test_bars_split_a_step(sharding: analysis.Study) -> None:
 
 
 @pytest.mark.full
-def test_server_shares_stand_beside_the_load_of_the_busiest(sharding: analysis.Study) -> None:
+def test_a_study_of_servers_has_its_workers_as_axis_and_their_loads(
+    sharding: analysis.Study,
+) -> None:
+    figure = plots.throughput_and_speedup(sharding)
+    throughput, speedup = figure.axes
+    assert tick_labels(throughput) == tick_labels(speedup) == ["1", "4", "8"]
+    names = ["ring all-reduce", "parameter server, by layer", "parameter server, by memory"]
+    assert legend_texts(figure) == ["local batch 50", *names, "ideal"]
+    for place, name in enumerate(("layer", "memory"), 1):
+        x, y = lines(speedup)[f"{plots.COLORS[place]} {plots.MARKERS[place]}"]
+        assert x == [1, 4, 8]
+        assert y == pytest.approx(
+            [workers * 5 / server_step_seconds(workers, name) for workers in (1, 4, 8)]
+        )
     figure = plots.server_load(sharding)
     shares, load = figure.axes[4:]  # 8 workers
     by_memory, by_layer = ([bar.get_width() for bar in bars] for bars in shares.containers)

@@ -4,6 +4,7 @@ each way of splitting apart.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.support.split_study import (
     MODEL_BYTES,
     SPLIT,
     STASHED_BYTES,
+    WAYS,
     seconds_of,
     write_split_run,
     write_split_study,
@@ -41,22 +43,14 @@ def bars(axes: Axes) -> list[Rectangle]:
 
 
 @pytest.mark.full
-def test_they_are_drawn_of_one_run(tmp_path: Path) -> None:
-    write_split_run(tmp_path / "one", "tensor", 2, SPLIT)
+@pytest.mark.parametrize("way", [WAYS[2], WAYS[-1]])
+def test_they_are_drawn_of_one_run(way: tuple[str, Mapping[str, Any]], tmp_path: Path) -> None:
+    strategy, how = way
+    write_split_run(tmp_path / "one", strategy, 2, how)
     one = bsweep.load(tmp_path / "one")
     with computing_once():
         for name in FIGURES:
             assert_readable(plots.figures(one)[name](one))
-
-
-def test_a_study_of_pipedream_alone_has_its_versions_of_weights(tmp_path: Path) -> None:
-    study = bsweep.load(write_split_study(tmp_path / "alone", only="pipedream"))
-    with computing_once():
-        assert set(FIGURES) <= set(plots.figures(study))
-    stages = study.stages[study.stages["run_id"] == study.stages["run_id"].iloc[-1]]
-    assert [*stages["weight_versions"]] == [4, 3, 2, 1]
-    assert [*stages["stashed_bytes"]] == [3 * STASHED_BYTES, 2 * STASHED_BYTES, STASHED_BYTES, 0]
-    assert [*stages["staleness"]] == [3, 2, 1, 0]
 
 
 @pytest.mark.full(but=1)
@@ -106,6 +100,11 @@ def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) ->
     assert said == ["not measured"] * 7, "all cells but those of pipelines"
     names = {"parameters", "gradients", "optimizer state", "older weights"}
     assert names <= set(legend_texts(figure))
+    pipedream = split.runs.query("strategy == 'pipedream' and num_workers == 4")["run_id"].iloc[0]
+    stages = split.stages[split.stages["run_id"] == pipedream]
+    assert [*stages["weight_versions"]] == [4, 3, 2, 1]
+    assert [*stages["stashed_bytes"]] == [number * STASHED_BYTES for number in (3, 2, 1, 0)]
+    assert [*stages["staleness"]] == [3, 2, 1, 0]
     table = tables.worker_memory(split)
     largest = table.groupby(level="worker")["peak_bytes"].max()
     assert largest.loc[3] == 400_000_000 + 10 * MODEL_BYTES + 2 * 3, "the largest of both epochs"
