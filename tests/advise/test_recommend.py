@@ -53,9 +53,11 @@ from tests.support.worlds import WORLDS, drawn
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", [0, 3, 7])
+@pytest.mark.parametrize("seed", [0, 3, 6, 7])
 def test_a_search_finds_a_cell_near_the_best_for_a_small_cost(seed: int, tmp_path: Path) -> None:
-    search = Played(drawn(seed), tmp_path / "s", seed)
+    """In one of the worlds, batches beyond a threshold never reach the target."""
+    truth = WORLDS["threshold"](seed) if seed == 6 else drawn(seed)
+    search = Played(truth, tmp_path / "s", seed)
     prediction = search.search()
     assert prediction is not None
     best = prediction.recommended
@@ -64,14 +66,6 @@ def test_a_search_finds_a_cell_near_the_best_for_a_small_cost(seed: int, tmp_pat
     found = int(best["global_batch"]), int(best["num_workers"]), 1, ""
     assert seconds[found] <= 1.05 * min(seconds.values())
     assert search.spent <= 1.15 * SHARE * cost, "5 % of the cost as it is predicted"
-
-
-@pytest.mark.full
-def test_a_batch_that_never_reaches_the_target_is_not_the_answer(tmp_path: Path) -> None:
-    search = Played(WORLDS["threshold"](6), tmp_path / "s", 6)
-    prediction = search.search()
-    assert prediction is not None
-    assert search.truth.reaches(int(prediction.recommended["global_batch"]))
 
 
 @pytest.mark.full

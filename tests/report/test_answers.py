@@ -250,18 +250,13 @@ def test_validation_scores_are_named_so_everywhere(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
-    for cpu in ("Old CPU", "New CPU"):
+    for number, cpu in enumerate(("Old CPU", "New CPU")):
         for batch in BATCHES[:2]:
-            truth = Truth(pass_seconds=0.01 if cpu == "New CPU" else 0.02)
-            settings = {
-                "target_accuracy": TARGET,
-                "launch.ssh_port": len(cpu) if cpu == "New CPU" else None,
-            }
-            meta = META | {"cpu": cpu}
-            write_target_run(tmp_path / cpu, truth, batch=batch, settings=settings, meta=meta)
-        for run in (tmp_path / cpu).iterdir():
-            (tmp_path / "s").mkdir(exist_ok=True)
-            run.rename(tmp_path / "s" / f"{run.name}_{cpu[:3]}")
+            settings = {"target_accuracy": TARGET, "launch.ssh_port": number or None}
+            truth, meta = Truth(pass_seconds=0.02 / (1 + number)), META | {"cpu": cpu}
+            write_target_run(
+                tmp_path / "s", truth, batch=batch, seed=number, settings=settings, meta=meta
+            )
     study = bsweep.load(tmp_path / "s", mix=True)
     with computing_once():
         one, other = analysis.recommendations(study)

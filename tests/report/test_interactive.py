@@ -19,12 +19,14 @@ from matplotlib.patches import Rectangle
 
 import bsweep
 from bsweep import analysis, plots
+from bsweep.analysis import splitting
 from bsweep.analysis.targets import crossings
 from bsweep.config.target import Target
 from bsweep.plots.drawing import PALE
 from bsweep.report.document import document
 from tests.report.browser import assert_accessible, drawn, go, opened, page_of, rows
 from tests.support.running import compose
+from tests.support.split_study import SPLIT, write_split_run, write_split_study
 from tests.support.synthetic_study import META, write_run, write_study
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
@@ -47,16 +49,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
                 write_target_run(
                     folder, Truth(), batch=batch, workers=workers, seed=seed, noise_scale=300.0
                 )
+    meta = META | {"command": f"bsweep run epochs=3 seed=0,1 model.name={HOSTILE!r}"}
+    settings = {"optimizer.lr_rule": "linear"}
     run = write_run(
-        folder,
-        local_batch=8,
-        status="failed",
-        num_epochs_done=0,
-        message=HOSTILE,
-        events=(HOSTILE,),
-        settings={"optimizer.lr_rule": "linear"},
-        meta={**META, "command": f"bsweep run epochs=3 seed=0,1 model.name={HOSTILE!r}"},
-    )
+        folder, local_batch=8, status="failed", num_epochs_done=0, message=HOSTILE,
+        events=(HOSTILE,), settings=settings, meta=meta,
+    )  # fmt: skip
     logs = run / "logs/rank.0"
     logs.mkdir(parents=True)
     for rank, (time, is_consequence) in enumerate([(1.0, True), (2.0, False)]):
@@ -582,3 +580,84 @@ def test_a_page_shows_the_sentences_of_the_analysis(browser: Any, tmp_path: Path
         page.evaluate("update({ ...study })")  # as a page of `bsweep watch` does
         drawn(page)
         assert page.evaluate(lines) == shown
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
+    return bsweep.load(write_split_study(tmp_path_factory.mktemp("studies") / "split"))
+
+
+LOOKS = """() => Object.fromEntries(["color", "shape"].map((of) => {
+  const scale = charts.split_times.view.scale(of);
+  return [of, Object.fromEntries(scale.domain().map((value) => [value, scale(value)]))];
+}))"""
+
+
+def test_charts_of_split_models_have_the_numbers_of_the_figures(
+    browser: Any, split: analysis.Study, tmp_path: Path
+) -> None:
+    charts = ("split_times", "split_memory")
+    with opened(browser, page_of(split, tmp_path)) as page:
+        times, memory = (rows(page, name) for name in charts)
+        for name in charts:
+            assert page.locator(f"#{name} canvas").bounding_box()["width"] > 200
+        looks = page.evaluate(LOOKS)
+        of_a_map = [page.is_visible(name) for name in ("#times", "#save-map", "#cells")]
+        assert not any(of_a_map), "the study has no target"
+        go(page, **{"filter.strategy": "tensor"})
+        assert {row["way"] for row in rows(page, "split_times")} == {
+            "tensor 1x2, 1x4",
+            "tensor 2x2",
+        }
+    ways = splitting.ways(split)
+    fastest = ways.loc[ways["is_fastest"], "train_seconds"]
+    assert sorted(row["seconds"] for row in times) == pytest.approx(sorted(fastest))
+    names = {row["way"] for row in times}
+    assert names == {
+        "DDP", "sharded 1x2, 1x4", "tensor 1x2, 1x4", "tensor 2x2", "pipeline 1x2, 1x4",
+        "PipeDream 1x2, 1x4",
+    }  # fmt: skip
+    colors: dict[str, set[str]] = {}
+    for way in names:
+        colors.setdefault(way.split(" ")[0], set()).add(looks["color"][way])
+    assert all(len(of_strategy) == 1 for of_strategy in colors.values())
+    assert len(set.union(*colors.values())) == len(colors)
+    drawn = {(looks["color"][way], str(looks["shape"][way])) for way in names}
+    assert len(drawn) == len(names), "each way has its own shape"
+    table = splitting.worker_memory(split)
+    for name, part in (
+        ("parameters", "parameter_bytes"),
+        ("optimizer state", "optimizer_bytes"),
+        ("older weights", "stashed_bytes"),
+    ):
+        found = sorted(row["megabytes"] for row in memory if row["part"] == name)
+        assert found == pytest.approx(sorted(table.loc[table[part] > 0, part] / 1e6))
+    places: dict[str, set[int]] = {}
+    for row in memory:
+        places.setdefault(row["name"], set()).add(row["row"])
+    assert len(places) == len(ways), "each cell has its own name"
+    # Bars of few workers are beside their name's middle.
+    assert {tuple(sorted(of_cell)) for of_cell in places.values()} == {(1, 2), (0, 1, 2, 3)}
+
+
+@pytest.mark.full
+def test_names_of_split_cells_are_whole_on_a_phone(
+    browser: Any, split: analysis.Study, tmp_path: Path
+) -> None:
+    phone = {"width": 390, "height": 844}
+    with opened(browser, page_of(split, tmp_path), viewport=phone) as page:
+        names = {row["name"] for row in rows(page, "split_memory")}
+        height = page.locator("#split_memory canvas").bounding_box()["height"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
+    assert max(len(line) for name in names for line in name.split("\n")) <= 24
+    assert height > 12 * sum(name.count("\n") + 1 for name in names)
+
+
+@pytest.mark.full
+def test_a_page_of_one_run_has_no_empty_controls(browser: Any, tmp_path: Path) -> None:
+    write_split_run(tmp_path / "s", "tensor", 2, SPLIT)
+    with opened(browser, page_of(bsweep.load(tmp_path / "s"), tmp_path)) as page:
+        empty = "(all) => all.filter((one) => !one.options.length).map((one) => one.id)"
+        assert page.eval_on_selector_all("select:visible", empty) == []
+        assert not page.is_visible("#bar")
+        assert "Runs with a curve here: 1 of 1." in page.inner_text("#curves-say")

@@ -20,7 +20,7 @@ from bsweep.advise import recommend
 from bsweep.analysis.loaded import LargerClusters
 from bsweep.analysis.prediction.networks import OWN_LINKS, knee, wall
 from bsweep.analysis.prediction.result import cell_name
-from bsweep.analysis.simulation.constants import Constants, of_study
+from bsweep.analysis.simulation.constants import Constants
 from bsweep.cli import main, predict
 from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG
@@ -123,10 +123,8 @@ def test_figures_and_tables_mark_what_is_simulated(study: analysis.Study) -> Non
     cells = analysis.surface(study)
     assert cells["is_simulated"].any()
     (axes,) = plots.FIGURES["time_surface"](study).axes
-    dashed = [
-        one for one in axes.patches if isinstance(one, Rectangle) and not one.get_fill()
-        and one.get_linestyle() != "solid" and one.get_linestyle() != "-"
-    ]  # fmt: skip
+    frames = [one for one in axes.patches if isinstance(one, Rectangle) and not one.get_fill()]
+    dashed = [frame for frame in frames if frame.get_linestyle() not in ("solid", "-")]
     shown = cells["is_simulated"] & (cells["problem"] == "")
     assert len(dashed) == shown.sum()
     for name in ("time_surface", "pareto_front"):
@@ -156,13 +154,6 @@ def test_a_network_that_misses_the_deadline_is_left_out() -> None:
     assert lost.startswith(f"With 1mbit,100ms: objective {deadline!r}: no cell")
     assert lost in found.brief()
     assert found.as_json()["not_predicted"] == [lost]
-
-
-def test_a_message_names_the_command_that_has_the_option() -> None:
-    known = bsweep.load(GROUPNORM)
-    unknown = replace(known, runs=known.runs.assign(num_parameters=np.nan))
-    with pytest.raises(ValueError, match="give `bsweep simulate` --parameters"):
-        of_study(unknown, {"num_workers": "1"})
 
 
 @pytest.mark.full

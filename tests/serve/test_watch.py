@@ -301,9 +301,13 @@ def test_a_name_of_the_own_machine_is_not_open_to_others(tmp_path: Path, host: s
 
 
 @pytest.mark.full
-def test_a_reader_who_connects_again_gets_what_was_missed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [(), ("--beside",)])
+def test_a_reader_who_connects_again_gets_what_was_missed(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """A new curve has the times that the whole page has, which may be left out."""
     study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
-    with watching(tmp_path, "s") as server:
+    with watching(tmp_path, "s", *words) as server:
         server.ask()
         told = orjson.loads(server.ask("document.json")[1])
         path = f"events?report={told['version']}"
@@ -311,44 +315,24 @@ def test_a_reader_who_connects_again_gets_what_was_missed(tmp_path: Path) -> Non
             assert documents.get(timeout=PATIENCE) == {"version": told["version"], "problem": ""}
             first = news.get(timeout=PATIENCE)
         assert first["points"] == []
-        run = write_run(study, local_batch=16)
+        run = write_run(study, local_batch=16, meta={**META, "beside_others": True})
         missed = {"Last-Event-ID": str(first["version"])}
         with server.events(path, **missed) as news, server.events(path, "curves", **missed) as of:
             while not (points := news.get(timeout=PATIENCE)["points"]):
                 pass  # the server has not looked since
             assert [point["run_id"] for point in points] == [run.name]
-            assert list(of.get(timeout=PATIENCE)) == [run.name]
-        ends = time.monotonic() + PATIENCE
-        while orjson.loads(server.ask("document.json")[1])["version"] < first["version"] + 1:
-            server.ask()  # as a page that is loaded again
+            (curve,) = of.get(timeout=PATIENCE).items()
+        ends, names = time.monotonic() + PATIENCE, []
+        while run.name not in names:  # a document may have read the run before its first epoch
             assert time.monotonic() < ends
+            server.ask()  # as a page that is loaded again
+            document = orjson.loads(server.ask("document.json")[1])
+            names = document["runs"]["run_id"]
+        assert curve == (run.name, document["curves"][names.index(run.name)])
+        assert (None in curve[1]["seconds"]) == (not words)
         with server.events(path, "document", **missed) as documents:
             assert documents.get(timeout=PATIENCE)["version"] > first["version"]
         assert server.ask("events?report=x")[0] == 400
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("words", [(), ("--beside",)])
-def test_a_new_curve_has_times_as_the_whole_page_has(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
-    with watching(tmp_path, "s", *words) as server:
-        with server.events("events?report=1", "curves") as curves:
-            beside = write_run(study, local_batch=16, meta={**META, "beside_others": True})
-            while beside.name not in (found := curves.get(timeout=PATIENCE)):
-                pass  # the curve of the first run, if the study has been looked at again
-            told = found[beside.name]
-        ends, whole = time.monotonic() + PATIENCE, None
-        while whole is None:  # a document may have read the run before its first epoch
-            assert time.monotonic() < ends
-            server.ask()
-            document = orjson.loads(server.ask("document.json")[1] or "{}")
-            names = document.get("runs", {}).get("run_id", [])
-            if beside.name in names:
-                whole = document["curves"][names.index(beside.name)]
-    assert told == whole
-    assert (None in told["seconds"]) == (not words)
 
 
 def new_page(browser: Any) -> Any:
