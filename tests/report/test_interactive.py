@@ -26,7 +26,7 @@ from bsweep.plots.drawing import PALE
 from bsweep.report.document import document
 from tests.report.browser import assert_accessible, drawn, go, opened, page_of, rows
 from tests.support.running import compose
-from tests.support.split_study import SPLIT, write_split_run, write_split_study
+from tests.support.split_study import write_split_study
 from tests.support.synthetic_study import META, write_run, write_study
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
@@ -118,13 +118,16 @@ def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path
 
 
 @pytest.mark.full
-def test_without_a_recommendation_the_terminals_lines_are_said(
+def test_a_page_of_one_run_says_the_terminals_lines_and_has_no_empty_controls(
     browser: Any, tmp_path: Path
 ) -> None:
-    for seed in range(2):
-        write_run(tmp_path / "s", local_batch=8, seed=seed)
+    write_run(tmp_path / "s", local_batch=8)
     study = bsweep.load(tmp_path / "s")
     with opened(browser, page_of(study, tmp_path)) as page:
+        empty = "(all) => all.filter((one) => !one.options.length).map((one) => one.id)"
+        assert page.eval_on_selector_all("select:visible", empty) == []
+        assert not page.is_visible("#bar")
+        assert "Runs with a curve here: 1 of 1." in page.inner_text("#curves-say")
         said = page.inner_text(".first")
         for line in analysis.answer_lines(study):
             assert said.count(line) == 1
@@ -163,7 +166,7 @@ ODD_LINKS = [
 
 
 @pytest.mark.full
-def test_a_link_that_is_not_understood_shows_the_defaults(browser: Any, path: Path) -> None:
+def test_links_restore_views_or_show_the_defaults(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         before = page.inner_text("#overview")
         for odd in ODD_LINKS:
@@ -174,6 +177,15 @@ def test_a_link_that_is_not_understood_shows_the_defaults(browser: Any, path: Pa
             assert page.inner_text("#misread").endswith(f": {odd}")
             go(page, logx="")
             assert page.is_hidden("#misread"), odd
+        go(page, **{"x": "steps", "logx": "1", "theme": "dark", "cell": "256x4", "find": "_w4_",
+                    "filter.seed": "1", "sort": "num_workers", "smooth": "0.5"})  # fmt: skip
+        fragment = page.url.partition("#")[2]
+        view = [rows(page, "curves"), page.inner_text("#overview")]
+    with opened(browser, path, fragment) as page:
+        assert [rows(page, "curves"), page.inner_text("#overview")] == view
+        assert page.input_value("#theme") == "dark"
+        assert page.input_value("#x") == "steps"
+        assert any(row["smooth"] != row["y"] for row in rows(page, "curves"))
 
 
 def test_a_cell_stands_out_is_selected_and_gives_its_command(browser: Any, path: Path) -> None:
@@ -424,19 +436,6 @@ def test_the_energy_to_the_target_is_that_of_python(
         assert " --objective joules" in page.inner_text(".first")
 
 
-def test_links_restore_views(browser: Any, path: Path) -> None:
-    with opened(browser, path) as page:
-        go(page, **{"x": "steps", "logx": "1", "theme": "dark", "cell": "256x4", "find": "_w4_",
-                    "filter.seed": "1", "sort": "num_workers", "smooth": "0.5"})  # fmt: skip
-        fragment = page.url.partition("#")[2]
-        before = [rows(page, "curves"), page.inner_text("#overview")]
-    with opened(browser, path, fragment) as page:
-        assert [rows(page, "curves"), page.inner_text("#overview")] == before
-        assert page.input_value("#theme") == "dark"
-        assert page.input_value("#x") == "steps"
-        assert any(row["smooth"] != row["y"] for row in rows(page, "curves"))
-
-
 @pytest.mark.full
 def test_the_page_of_a_run_tells_all_of_it(browser: Any, path: Path, study: analysis.Study) -> None:
     run_id = next(run for run in study.runs["run_id"] if run.startswith("b8_"))
@@ -651,13 +650,3 @@ def test_names_of_split_cells_are_whole_on_a_phone(
         assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
     assert max(len(line) for name in names for line in name.split("\n")) <= 24
     assert height > 12 * sum(name.count("\n") + 1 for name in names)
-
-
-@pytest.mark.full
-def test_a_page_of_one_run_has_no_empty_controls(browser: Any, tmp_path: Path) -> None:
-    write_split_run(tmp_path / "s", "tensor", 2, SPLIT)
-    with opened(browser, page_of(bsweep.load(tmp_path / "s"), tmp_path)) as page:
-        empty = "(all) => all.filter((one) => !one.options.length).map((one) => one.id)"
-        assert page.eval_on_selector_all("select:visible", empty) == []
-        assert not page.is_visible("#bar")
-        assert "Runs with a curve here: 1 of 1." in page.inner_text("#curves-say")

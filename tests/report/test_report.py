@@ -321,21 +321,15 @@ def test_a_run_that_ended_early_was_not_as_long_as_planned(tmp_path: Path) -> No
     assert plots.length_of(study) == ""
 
 
-@pytest.mark.full
-def test_three_seeds_have_an_interval(tmp_path: Path) -> None:
-    write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1,), seeds=3)
+def test_three_seeds_have_an_interval_and_may_scatter_more_than_the_margin(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.8, 0.9, 0.85)):
+        write_run(tmp_path / "s", local_batch=8, seed=seed, accuracy=accuracy)
+        write_run(tmp_path / "s", local_batch=64, seed=seed, accuracy=accuracy)
     fastest, *_ = analysis.headlines(bsweep.load(tmp_path / "s"))
     assert "with 1079 ± 27 s of training" in fastest
     assert "mean of 3 seeds" in fastest
-    assert "3 seeds each." in report_tables(tmp_path / "s")
-
-
-def test_a_margin_below_what_seeds_scatter_is_said_to_be(tmp_path: Path) -> None:
-    for seed, accuracy in enumerate((0.8, 0.9, 0.85)):
-        write_run(tmp_path / "s", local_batch=8, seed=seed, accuracy=accuracy)
-        write_run(tmp_path / "s", local_batch=64, seed=seed, accuracy=accuracy - 0.05)
-    fastest, *_ = analysis.headlines(bsweep.load(tmp_path / "s"))
     assert "known only to ± 0.12" in fastest
+    assert "3 seeds each." in report_tables(tmp_path / "s")
 
 
 @pytest.mark.full

@@ -202,7 +202,9 @@ def test_without_a_readable_run_the_page_shows_the_points(tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-def test_new_records_of_a_sweep_reach_a_reader(tmp_path: Path) -> None:
+def test_new_records_reach_a_reader_who_follows_until_the_server_is_interrupted(
+    tmp_path: Path,
+) -> None:
     words = [
         "data=digits", "data.subset=200", "model=tiny_cnn", "strategy=single", "launch=inline",
         "local_batch=8,16", "epochs=8", "study=live", "optimizer.warmup_epochs=0",
@@ -220,23 +222,16 @@ def test_new_records_of_a_sweep_reach_a_reader(tmp_path: Path) -> None:
             shown = [events.get(timeout=PATIENCE)]
             while shown[-1].get("counts") != {"completed": 2}:
                 shown.append(events.get(timeout=PATIENCE))
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(PATIENCE) == 0
+            assert "Traceback" not in server.log.read_text()
+            assert len(server.log.read_text().splitlines()) == 2
     finally:
         sweep.kill()
     assert len(shown[0]["points"]) == 2
     curves = [curve for told in grown.queue for curve in told.values()]
     assert max(len(curve["test_accuracy"]) for curve in curves) > 3
     assert any(news["sweeps"] for news in shown)
-
-
-@pytest.mark.full
-def test_an_interrupt_ends_the_server_although_a_reader_follows(server: Server) -> None:
-    study = server.log.parent / "one"
-    with watching(study.parent, "one") as other, other.events("events") as events:
-        events.get(timeout=PATIENCE)
-        other.process.send_signal(signal.SIGINT)
-        assert other.process.wait(PATIENCE) == 0
-        assert "Traceback" not in other.log.read_text()
-        assert len(other.log.read_text().splitlines()) == 2
 
 
 def test_a_port_in_use_is_told(
