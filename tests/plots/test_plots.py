@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,13 +78,6 @@ def tick_labels(axes: Axes) -> list[str]:
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     return bsweep.load(write_study(tmp_path_factory.mktemp("studies") / "grid"))
-
-
-@pytest.fixture
-def unchanging() -> Iterator[None]:
-    """Compute each table once, in a test that changes no study."""
-    with computing_once():
-        yield
 
 
 @pytest.mark.full
@@ -214,15 +207,14 @@ def test_speedup_is_drawn_beside_the_ideal(grid: analysis.Study, tmp_path: Path)
         assert y == pytest.approx([1, 2 / 2**0.1, 4 / 4**0.1])
 
 
-@pytest.mark.usefixtures("unchanging")
 def test_repeats_get_bars_bands_and_their_number(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), seeds=3))
-    by_batch = plots.accuracy_and_loss_by_batch(study)
+    with computing_once():
+        by_batch, by_epoch = plots.accuracy_and_loss_by_batch(study), plots.loss_by_epoch(study)
     assert "n = 3 per point." in plots.caption(by_batch)
     half = analysis.cells(study.runs)["train_accuracy_ci95"].to_numpy()
     bars = by_batch.axes[0].containers[0].lines[2][0].get_segments()  # type: ignore[attr-defined]
     np.testing.assert_allclose([(bar[1, 1] - bar[0, 1]) / 2 for bar in bars], half)
-    by_epoch = plots.loss_by_epoch(study)
     assert "n = 3" in plots.caption(by_epoch)
     assert len(by_epoch.axes[0].collections) == 6
 
@@ -236,8 +228,6 @@ def test_runs_that_did_not_complete_are_crossed_at_their_batch(tmp_path: Path) -
     figure = plots.throughput_and_speedup(study)
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert [(*line.get_xdata(), *line.get_ydata()) for line in crosses] == [(8, 0), (128, 0)]  # type: ignore[misc]
-    assert not any(line.get_clip_on() for line in crosses)
-    assert all(line.get_transform() == figure.axes[0].get_xaxis_transform() for line in crosses)
     assert "Crosses" in plots.caption(figure)
     assert legend_texts(figure)[-1] == "run not completed: diverged, out of memory"
     assert "8" in tick_labels(figure.axes[0])
@@ -282,7 +272,6 @@ def sharding(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("unchanging")
 def test_figures_are_those_that_a_study_has_the_numbers_for(
     sharding: analysis.Study, grid: analysis.Study
 ) -> None:
@@ -345,7 +334,6 @@ def test_a_page_has_room_for_the_bars_of_one_batch_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("unchanging")
 def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) -> None:
     linear = {"optimizer.lr_rule": "linear"}
     write_study(tmp_path / "s", num_workers=(2,))
@@ -431,7 +419,6 @@ def test_curves_that_coincide_are_one_and_named(strategies: analysis.Study) -> N
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("unchanging")
 def test_labels_of_many_batch_sizes_do_not_touch(tmp_path: Path) -> None:
     sizes = tuple(2**power for power in range(3, 13))
     study = bsweep.load(

@@ -72,17 +72,6 @@ def test_idle_seconds_are_a_bar_a_node_with_total_and_change(uneven: analysis.St
     assert legend_texts(figure) == ["4 workers", "node 1", "node 2", "node 3", "node 4"]
 
 
-def test_many_nodes_are_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.support.synthetic_study.NODE_STEP_SECONDS", (0.01, 0.02) * 8)
-    settings = diloco("uniform")
-    write_run(
-        tmp_path / "s", local_batch=4, num_workers=16, epochs=1, settings=settings, num_rounds=2
-    )
-    figure = plots.idle_by_node(bsweep.load(tmp_path / "s"))
-    assert list(figure.axes[0].lines[0].get_xdata()) == pytest.approx([2, 0] * 8)  # type: ignore[arg-type]
-    assert "one dot for each node" in plots.caption(figure)
-
-
 @pytest.mark.full
 def test_loss_is_drawn_by_time_with_bands_and_the_end_of_the_shortest(
     uneven: analysis.Study,

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 import bsweep
@@ -36,10 +35,6 @@ FIGURES = ("time_by_split", "memory_by_worker")
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     return bsweep.load(write_split_study(tmp_path_factory.mktemp("studies") / "split", seeds=2))
-
-
-def bars(axes: Axes) -> list[Rectangle]:
-    return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
 
 
 @pytest.mark.full
@@ -88,7 +83,12 @@ def test_time_by_split_names_replicas_and_has_the_fastest_settings(split: analys
 def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) -> None:
     figure = plots.memory_by_worker(split)
     parts, activations, peaks = (
-        {round(bar.get_width(), 3) for axes in figure.axes[at::3] for bar in bars(axes)}
+        {
+            round(bar.get_width(), 3)
+            for axes in figure.axes[at::3]
+            for bar in axes.patches
+            if isinstance(bar, Rectangle)
+        }
         for at in range(3)
     )
     held = {MODEL_BYTES / count / 1e6 for count in (1, 2, 4)}

@@ -300,7 +300,6 @@ BEGINS = {
     "simulate": [str(GROUPNORM)],
 }
 """The words with which commands that simulate larger clusters begin."""
-SHARDED_GRID = "model=tiny_cnn strategy=sharded"
 
 
 @pytest.mark.full(but=1)
@@ -321,7 +320,7 @@ SHARDED_GRID = "model=tiny_cnn strategy=sharded"
         ("--network 1gbit,compression=own", "compression=own has code", ["predict"]),
         ("--network 1gbit,compression=powersgd", "what compression=powersgd", ["predict"]),
         (
-            f"{SHARDED_GRID} --network 1gbit,compression=topk",
+            "model=tiny_cnn strategy=sharded --network 1gbit,compression=topk",
             "--network 1gbit,compression=topk: compression=topk with strategy=sharded",
             ["recommend"],
         ),

@@ -334,17 +334,14 @@ def test_three_seeds_have_an_interval_and_may_scatter_more_than_the_margin(tmp_p
 
 @pytest.mark.full
 def test_horovods_cycle_time_is_stated_beside_a_comparison(tmp_path: Path) -> None:
-    def stated() -> str:
+    ddp: dict[str, Any] = {"settings": {"strategy": {"name": "ddp", "hook": "none"}}}
+    on_a_gpu: dict[str, Any] = {"seed": 1, "device": "NVIDIA H200"}
+    for more, says in (({}, ""), (ddp, "(1 ms)"), (on_a_gpu, "(1 ms; 0.1 ms on GPUs")):
+        write_run(tmp_path / "s", local_batch=8, num_workers=2, **more)
         lines = analysis.headlines(bsweep.load(tmp_path / "s"))
-        return "".join(line for line in lines if "strategy.cycle_time_ms" in line)
-
-    write_run(tmp_path / "s", local_batch=8, num_workers=2)
-    assert not stated()
-    ddp = {"strategy": {"name": "ddp", "hook": "none"}}
-    write_run(tmp_path / "s", local_batch=8, num_workers=2, settings=ddp)
-    assert "(1 ms)" in stated()
-    write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=1, device="NVIDIA H200")
-    assert "(1 ms; 0.1 ms on GPUs" in stated()
+        stated = "".join(line for line in lines if "strategy.cycle_time_ms" in line)
+        assert says in stated
+        assert bool(says) == bool(stated)
 
 
 def report_tables(folder: Path) -> str:
@@ -431,7 +428,7 @@ def test_uneven_batches_are_said_as_they_were(tmp_path: Path) -> None:
     assert "train accuracy" not in markdown, "it is that of an epoch's fragment"
 
 
-def test_of_many_nodes_the_idlest_and_the_busiest_are_told(
+def test_many_nodes_are_dots_and_the_idlest_and_the_busiest_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.support.synthetic_study.NODE_STEP_SECONDS", (0.01, 0.02, 0.02) * 4)
@@ -439,6 +436,10 @@ def test_of_many_nodes_the_idlest_and_the_busiest_are_told(
     write_run(
         tmp_path / "s", local_batch=4, num_workers=12, epochs=1, settings=settings, num_rounds=2
     )
-    *_, head, row = report.idle_text(bsweep.load(tmp_path / "s")).splitlines()
+    study = bsweep.load(tmp_path / "s")
+    figure = plots.idle_by_node(study)
+    assert list(figure.axes[0].lines[0].get_xdata()) == pytest.approx([2, 0, 0] * 4)  # type: ignore[arg-type]
+    assert "one dot for each node" in plots.caption(figure)
+    *_, head, row = report.idle_text(study).splitlines()
     assert [*re.findall(r"least|median|most", head)] == ["least", "median", "most"]
     assert row.split()[:-1] == ["12", "4", "0.00", "0.00", "2.00", "8.00"]
