@@ -104,7 +104,7 @@ def write_batches(study: Path, noise_scale: float, policy: str, seed: int = 0) -
         if batch == 16 and number == 9:
             change: dict[str, Any] = {"epochs_done": 1.0, "before": 8, "global_batch": 16}
             records.append(BatchChanged(message="", inputs={}, **change))
-        noise = {"gradient_square": 1.0, "variance": noise_scale}
+        noise: dict[str, Any] = {"gradient_square": 1.0, "variance": noise_scale}
         records.append(NoiseScale(num_steps=number, num_gradients=2, **noise, **at))
         step: dict[str, Any] = {"train_loss": 2.0, "learning_rate": 0.1}
         step |= {"global_batch": batch, "images_per_second": 400.0}

@@ -314,7 +314,8 @@ def test_a_reader_who_connects_again_gets_what_was_missed(
                 pass  # the server has not looked since
             assert [point["run_id"] for point in points] == [run.name]
             (curve,) = of.get(timeout=PATIENCE).items()
-        ends, names = time.monotonic() + PATIENCE, []
+        names: list[str] = []
+        ends = time.monotonic() + PATIENCE
         while run.name not in names:  # a document may have read the run before its first epoch
             assert time.monotonic() < ends
             server.ask()  # as a page that is loaded again
