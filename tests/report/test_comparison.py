@@ -34,8 +34,7 @@ def test_a_comparison_looks_like_a_report(
     browser: Any, path: Path, scheme: str, background: str
 ) -> None:
     """On a phone, on which tables scroll; its reader chooses the look."""
-    narrow = {"width": 390, "height": 844}
-    phone: dict[str, Any] = {"color_scheme": scheme, "viewport": narrow}
+    phone: dict[str, Any] = {"color_scheme": scheme, "viewport": {"width": 390, "height": 844}}
     with opened(browser, path, awaits="body", **phone) as page:
         assert page.evaluate(BACKGROUND) == background
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

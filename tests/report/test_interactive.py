@@ -30,6 +30,7 @@ from tests.support.split_study import write_split_study
 from tests.support.synthetic_study import META, write_run, write_study
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
+PHONE = {"width": 390, "height": 844}
 BATCHES, WORKERS, SEEDS = (64, 256, 1024), (1, 4), 2
 HOSTILE = '</script><img src=x onerror="alert(1)">${alert(2)}'
 _PLACE_OF_A_CELL = (
@@ -74,15 +75,15 @@ def path(study: analysis.Study, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+@pytest.mark.parametrize("screen", [{"width": 1280, "height": 800}, PHONE])
 def test_the_first_screen_has_all_of_the_answer(
-    browser: Any, path: Path, width: int, height: int
+    browser: Any, path: Path, screen: dict[str, int]
 ) -> None:
-    with opened(browser, path, viewport={"width": width, "height": height}) as page:
+    with opened(browser, path, viewport=screen) as page:
         for part in ("#best", "#amount", "#sure", "#map canvas", "#next", "#warnings"):
             box = page.locator(part).bounding_box()
-            assert box["y"] + box["height"] < height, part
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert box["y"] + box["height"] < screen["height"], part
+        assert page.evaluate("document.documentElement.scrollWidth") <= screen["width"]
         for chart in ("map", "curves"):
             assert page.get_attribute(f"#{chart}", "role") == "img"
             assert page.get_attribute(f"#{chart}", "aria-label")
@@ -643,10 +644,9 @@ def test_charts_of_split_models_have_the_numbers_of_the_figures(
 def test_names_of_split_cells_are_whole_on_a_phone(
     browser: Any, split: analysis.Study, tmp_path: Path
 ) -> None:
-    phone = {"width": 390, "height": 844}
-    with opened(browser, page_of(split, tmp_path), viewport=phone) as page:
+    with opened(browser, page_of(split, tmp_path), viewport=PHONE) as page:
         names = {row["name"] for row in rows(page, "split_memory")}
         height = page.locator("#split_memory canvas").bounding_box()["height"]
-        assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert max(len(line) for name in names for line in name.split("\n")) <= 24
     assert height > 12 * sum(name.count("\n") + 1 for name in names)

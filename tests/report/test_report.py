@@ -100,8 +100,7 @@ def test_it_opens_with_the_recommended_cell_and_its_interval(
     page, (fastest, sure, *_, coming) = written
     study = bsweep.load(page.parents[1])
     best = analysis.surface(study).query("is_recommended").iloc[0]
-    workers = counted(best["num_workers"], "worker")
-    named = f"global batch {best['global_batch']} on {workers}"
+    named = f"global batch {best['global_batch']} on {counted(best['num_workers'], 'worker')}"
     assert fastest.startswith("Fastest to a test accuracy of ")
     assert named in fastest
     assert f"{best['probability_best']:.2f}" in sure
