@@ -56,7 +56,7 @@ def test_the_map_has_the_true_times_and_their_causes(
     assert {*of.index} == {*itertools.product((16, 32, 64, 128, 256), WORKERS)}
     truth = pd.Series({cell: EXACT.seconds(*cell) for cell in of.index})
     assert ((of["seconds_low"] <= truth) & (truth <= of["seconds_high"])).sum() >= 9
-    fastest = of.loc[truth.idxmin()]
+    fastest = of[truth == truth.min()].iloc[0]
     assert fastest["is_recommended"] or fastest["is_alternative"]
     assert {batch for batch, _ in of.index[of["num_runs"] == 0]} == {32, 128}
     front = of[of["is_on_front"]]
