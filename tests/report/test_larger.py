@@ -344,7 +344,6 @@ def test_what_describes_machines_wrongly_is_refused_before_anything_starts(
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("one_figure")
 def test_a_report_writes_it_all(tmp_path: Path) -> None:
     told: list[str] = []
     page = report.write(
