@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 
-from bsweep.config.capabilities import Capabilities
-from bsweep.config.groups import StrategyConfig
-from bsweep.config.run import variants
 from tests.support.running import compose
-
-NAMES = {one.name for one in fields(Capabilities)}
-
-
-@pytest.mark.parametrize("card", variants("strategy"))
-def test_a_strategy_says_what_it_can_do_in_one_value(card: type[StrategyConfig]) -> None:
-    assert isinstance(card.kind_can, Capabilities)
-    beside = NAMES & set(dir(card))
-    assert not beside, f"nobody asks a card itself for {beside}: say it in kind_can or can"
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,6 @@ def test_two_files_of_equal_content_are_both_kept(folder: Path) -> None:
     ("target", "options", "expected"),
     [
         ("mymodel.py", {}, ["model.target=mymodel.py", "path/file.py:name"]),
-        ("mymodel:", {}, ["path/file.py:name"]),
         ("mymodle.py:build", {}, ["mymodle.py cannot be read", "Did you mean 'mymodel.py'?"]),
         ("json.nets:build", {}, ["json is a module of Python itself"]),
         ("nowhere.net:build", {}, ["there is no module nowhere", "path/file.py:name"]),
@@ -364,8 +363,6 @@ def test_two_files_of_equal_content_are_both_kept(folder: Path) -> None:
         ("mymodel.py:LIMIT", {}, ["LIMIT is not a function or class, but int"]),
         ("mymodel.py:build", {"widht": 3}, ["model.options.widht=3", "Did you mean 'width'?"]),
         ("mymodel.py:build", {"shape": 3}, ["model.options.shape=3", "It takes width, depth."]),
-        ("mymodel.py:anything", {"shape": 3}, ["model.options.shape=3"]),
-        ("mymodel.py:Net", {"x": 3}, ["model.options.x=3", "It takes none."]),
         ("mymodel.py:needs", {}, ["needs root", "give model.options.root=..."]),
         ("mymodel.py:too_few", {}, ["too few positional arguments", "for num_classes, shape"]),
     ],

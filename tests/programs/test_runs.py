@@ -67,7 +67,8 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def test_a_program_records_what_it_reports(folder: Path) -> None:
-    ran_ok(*started("local_batch=8", "epochs=2", "launch=inline"), cwd=folder)
+    options = "program.options.width=3"
+    ran_ok(*started("local_batch=8", "epochs=2", "launch=inline", options), cwd=folder)
     (start,) = records(folder, "start")
     assert (start["num_train"], start["num_test"], start["num_classes"]) == (64, 10, 2)
     assert start["learning_rate"] is None
@@ -75,19 +76,17 @@ def test_a_program_records_what_it_reports(folder: Path) -> None:
     epochs = records(folder, "epoch")
     assert [epoch["test_loss"] for epoch in epochs] == [1.0, 0.5]
     assert [epoch["num_steps"] for epoch in epochs] == [4, 4]
-    assert epochs[0]["exchange_seconds"] is None
+    study = load(folder / "results/s")
+    assert list(study.runs["program.options.width"]) == [3]
+    assert study.epochs["exchange_seconds"].isna().all()
     assert summary(folder)["status"] == "completed"
 
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("launch", ["torchrun", "horovodrun"])
 def test_workers_stop_at_the_same_step(folder: Path, launch: str) -> None:
-    words = started(
-        "local_batch=8",
-        "num_workers=2",
-        f"launch={launch}",
-        "program.options={steps: 100000, seconds: 0.001}",
-    )
+    options = "program.options={steps: 100000, seconds: 0.001}"
+    words = started("local_batch=8", "num_workers=2", f"launch={launch}", options)
     _stop_after(folder, words, '"steps"')
     steps = [(folder / f"steps{rank}").read_text() for rank in (0, 1)]
     assert steps[0] == steps[1]
@@ -122,34 +121,16 @@ def test_a_stopped_program_resumes_at_its_last_whole_epoch(folder: Path) -> None
     assert summary(folder)["status"] == "interrupted"
     ran_ok("resume", "results/s", cwd=folder)
     assert [epoch["num_steps"] for epoch in records(folder, "epoch")] == [10, 10]
+    assert (folder / "steps0").read_text() == "10 False"
 
 
 def test_workers_stop_at_the_target(folder: Path) -> None:
-    words = started(
-        "local_batch=8",
-        "num_workers=2",
-        "epochs=9",
-        "launch=torchrun",
-        "target_accuracy=0.7",
-        "stop_at_target=true",
-    )
-    ran = bsweep(*words, cwd=folder)
-    assert ran.returncode == 0, ran.stdout
+    target = ("target_accuracy=0.7", "stop_at_target=true")
+    words = started("local_batch=8", "num_workers=2", "epochs=9", "launch=torchrun", *target)
+    ran_ok(*words, cwd=folder)
     steps = [(folder / f"steps{rank}").read_text() for rank in (0, 1)]
     assert steps == ["12 True", "12 True"]
     assert summary(folder)["epochs"] == 3
-
-
-def test_a_killed_program_resumes(folder: Path) -> None:
-    words = started("local_batch=8", "epochs=3", "launch=inline")
-    options = "program.options={saves: 1, dies_in: 2}"
-    ran = bsweep(*words, options, cwd=folder)
-    assert "SIGKILL" in ran.stdout + ran.stderr
-    ran_ok(*words, options, cwd=folder)
-    epochs = records(folder, "epoch")
-    assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3]
-    assert (folder / "steps0").read_text() == "8 False"
-    assert [event["event"] for event in records(folder, "event")] == ["resumed"]
 
 
 def test_a_changed_checkpoint_repeats_the_run(folder: Path) -> None:
@@ -175,8 +156,6 @@ run = bsweep.join(num_train=64)
 size = run.local_batch
 if KIND == "a larger batch":
     size *= 2
-if KIND == "a smaller batch":
-    size //= 2
 if KIND == "another folder":
     os.chdir("/")
 if KIND == "a fork" and os.fork() == 0:
@@ -203,9 +182,7 @@ for epoch in run.epochs():
     ("kind", "status", "said"),
     [
         ("joins never", "failed", "without calling bsweep.join()"),
-        ("an error", "failed", "ZeroDivisionError: my own fault"),
         ("a larger batch", "failed", "took 16 examples of one worker"),
-        ("a smaller batch", "failed", "took 4 examples of one worker"),
         ("another folder", "completed", ""),
         ("a fork", "completed", ""),
         ("no epochs", "failed", "let `for epoch in run.epochs()` run to its end"),
@@ -296,14 +273,6 @@ def test_a_program_reports_its_noise_scale(tmp_path: Path) -> None:
     assert [*study.noise_scales["num_steps"]] == [8 * epoch for epoch in range(1, 21)]
 
 
-def test_the_options_of_a_program_are_columns(folder: Path) -> None:
-    words = started("local_batch=8", "epochs=1", "launch=inline", "program.options.width=1,2")
-    ran_ok(*words, cwd=folder)
-    study = load(folder / "results/s")
-    assert sorted(study.runs["program.options.width"]) == [1, 2]
-    assert study.epochs["exchange_seconds"].isna().all()
-
-
 def test_a_timing_probe_runs_few_steps(folder: Path) -> None:
     words = started("local_batch=8,16", "launch=inline", "program.options.steps=1000")[1:]
     ran = bsweep("plan", "--probe", *words, cwd=folder)
@@ -324,6 +293,7 @@ def test_a_program_that_was_killed_is_retried_where_it_saved(folder: Path) -> No
     options = "program.options={saves: 1, dies_in: 2}"
     ran_ok(*words, options, cwd=folder)
     assert [epoch["epoch"] for epoch in records(folder, "epoch")] == [1, 2, 3]
+    assert (folder / "steps0").read_text() == "8 False"
     assert [event["event"] for event in records(folder, "event")] == ["resumed", "retried"]
     assert "SIGKILL" in records(folder, "event")[1]["message"]
 
