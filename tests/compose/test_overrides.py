@@ -28,7 +28,7 @@ from bsweep.config.run import GROUPS, RunConfig, names, variants
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
 from bsweep.study import attempts
-from tests.support.running import TINY, compose, ran_ok, tool
+from tests.support.running import ROOT, TINY, compose, ran_ok, tool
 
 Type = Callable[..., tuple[int, str]]
 LONG = "a" * 5000
@@ -56,6 +56,7 @@ def type_run(
 TINY_DATA = " ".join(TINY)
 GROWING = f"{TINY_DATA} batching=schedule model=tiny_cnn"
 BY_LAYER = "model=tiny_cnn strategy=parameter_server strategy.sharding=layer"
+NETWORK = ROOT / "scripts/examples/small_network.py"
 TEXT = f"data=text data.path={__file__} model=llama_tiny"
 REFUSED = [  # what is typed after local_batch=8, and what is said
     ("launch=null", "launch=null: null is not a name", "launch=NAME", "torchrun"),
@@ -94,6 +95,8 @@ REFUSED = [  # what is typed after local_batch=8, and what is said
     ("-m seed=range(0,100000000)", "1,000,000 at most"),
     (f"{BY_LAYER} strategy.num_servers=9", "strategy.num_servers=9", "strategy.sharding=memory"),
     ("strategy=ddp strategy.hook=bf16 device=cpu", "strategy.hook=bf16", "fp16"),
+    ("data=own", "data.target"),
+    (f"data=own data.target={NETWORK}:buil", "there is no 'buil'", "Did you mean 'build'?"),
     ("data=imagefolder", "data.root: no value given"),
     ("data=imagefolder data.root=nowhere", "nowhere"),
     ("data=imagefolder data.root=~/nowhere-at-all", str(Path.home())),

@@ -89,19 +89,17 @@ def test_files_and_options_change_the_id_and_places_do_not(folder: Path) -> None
     moved = point("program.folder=elsewhere").resolved()
     assert moved.run_id == first.run_id
     (folder / "train.py").write_text("print(2)\n")
-    assert point().resolved().run_id != first.run_id
+    second = point().resolved().run_id
+    assert second != first.run_id
+    named = "program.files=[train.py, model.py]"
+    (folder / "model.py").write_text("WIDTH = 1\n")
+    with_model = point(named).resolved().run_id
+    (folder / "model.py").write_text("WIDTH = 2\n")
+    assert point(named).resolved().run_id != with_model
+    assert point().resolved().run_id == second, "nobody names that file"
 
 
 def test_a_timed_program_has_the_id_of_the_whole() -> None:
     config = point()
     timed = replace(config, program=replace(card(config), most_steps=10))
     assert timed.run_id == config.run_id
-
-
-def test_the_named_files_count_instead_of_the_commands(folder: Path) -> None:
-    (folder / "model.py").write_text("WIDTH = 1\n")
-    named = "program.files=[train.py, model.py]"
-    first = point(named).resolved()
-    (folder / "model.py").write_text("WIDTH = 2\n")
-    assert point(named).resolved().run_id != first.run_id
-    assert point().resolved().run_id == point().resolved().run_id

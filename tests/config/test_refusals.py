@@ -70,6 +70,7 @@ REFUSED = [  # what is typed beside local_batch=8, and what the message has
     (f"{SERVERS} strategy.num_servers=2 strategy.colocated=true", "=2", "num_workers=1"),
     (f"{SERVERS} num_workers=4 optimizer=lamb strategy.sharding=layer", "=lamb", "2 servers"),
     (f"{SERVERS} optimizer=lamb", "optimizer=lamb", "strategy.sharding"),
+    (f"{ASYNCHRONOUS} measure.noise_scale=true", "noise_scale=true with strategy=", "allreduce"),
     (f"{ASYNCHRONOUS} evaluate_every_examples=9", "=9", "=synchronous", "_examples=null"),
     (f"{SHARDED} strategy.replicas=3", "replicas=3 with num_workers=4", "a divisor"),
     (f"{SHARDED} launch.slowdown=[1,1,2,1]", "launch.slowdown", "strategy=allreduce"),

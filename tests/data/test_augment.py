@@ -92,26 +92,6 @@ def test_an_empty_part_is_an_empty_batch() -> None:
     assert crop_and_flip(at_once, none, draws=draws, padding=4, are_all=True).shape == crops.shape
 
 
-def test_offsets_and_flips_are_uniform_and_independent() -> None:
-    """Chi-square over 5 x 5 offsets x 2 flips, 49 degrees of freedom: 0.1 % of fair draws are above
-    85.4.
-    """
-    padding, count = 2, 10_000
-    # One white pixel tells the offset; a grey one beside it tells left from right.
-    images = torch.zeros(count, 1, 9, 9, dtype=torch.uint8)
-    images[:, :, 4, 4], images[:, :, 4, 5] = 255, 100
-    crops = cropped(
-        images, torch.arange(count), stream=crop_stream(0, 1), padding=padding, flip=True
-    ).view(count, 81)
-    white, grey = (crops == 255).int().argmax(1), (crops == 100).int().argmax(1)
-    flipped = (grey < white).int()
-    cell = (white // 9 - 2) * 10 + (white % 9 - 2) * 2 + flipped
-    counts = torch.bincount(cell, minlength=50).double()
-    expected = count / 50
-    assert len(counts) == 50
-    assert ((counts - expected) ** 2 / expected).sum() < 85.4
-
-
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_normalize_is_the_formula(memory_format: torch.memory_format, dtype: torch.dtype) -> None:

@@ -83,15 +83,6 @@ def test_equal_shares_are_even_parts(num_examples: int, num_workers: int, local_
         assert torch.equal(torch.cat(parts), even_part(indices, rank, num_workers))
 
 
-def test_the_batch_size_may_change_at_any_step() -> None:
-    order = epoch_order(100, seed=0, epoch=1)
-    pointer, seen = 0, []
-    for global_batch in (8, 16, 5, 64, 64):
-        seen.append(step_indices(order, pointer, global_batch))
-        pointer += global_batch
-    assert torch.equal(torch.cat(seen), order)
-
-
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     orders = {
         (seed, epoch): tuple(epoch_order(50, seed=seed, epoch=epoch).tolist())

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from bsweep import data
-from bsweep.config.data import SyntheticConfig
 from bsweep.core.ranks import Place
 from bsweep.data import augment, plan
 from bsweep.data import dataset as datasets
@@ -20,6 +19,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.train import worker
 from bsweep.train.job import Job
+from tests.data.test_data import SYNTHETIC
 from tests.support.running import TINY, compose
 
 CPU, OTHER = torch.device("cpu"), torch.device("cpu", 0)
@@ -106,16 +106,7 @@ def test_a_part_on_its_device_is_never_copied() -> None:
 
 
 def synthetic() -> Dataset:
-    config = SyntheticConfig(
-        name="synthetic",
-        shape=(3, 4, 4),
-        num_classes=2,
-        num_train=90,
-        num_test=10,
-        subset=None,
-        crop_padding=0,
-        flip=False,
-    )
+    config = replace(SYNTHETIC, shape=(3, 4, 4), num_classes=2, num_train=90, num_test=10)
     return data.load(config, CPU)
 
 

@@ -6,8 +6,7 @@ import json
 import statistics
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bsweep import allocation
 from bsweep.cli import main
 from bsweep.config.run import RunConfig
+from bsweep.core.ranks import Place
 from bsweep.core.uneven import batch_by_flops, by_seconds, steps_by_flops
 from bsweep.measure import probe_worker
+from bsweep.runlog.files import RunPaths
 from bsweep.runlog.probe_file import Probe
-from bsweep.train.job import Job
+from bsweep.train import worker
 from tests.support.running import bsweep, compose, imported_first, ran_ok, summaries
 
 DATA = (
@@ -247,7 +248,9 @@ def test_bad_input_exits_with_2(
     assert not list(tmp_path.rglob("config.yaml"))
 
 
-def test_the_matrix_product_is_of_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_matrix_product_is_of_random_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of equal ones a GPU draws less power than in training, and is faster."""
     monkeypatch.setitem(probe_worker._MATRIX_SIDE, "cpu", 64)
     factors: list[Tensor] = []
@@ -260,13 +263,9 @@ def test_the_matrix_product_is_of_random_numbers(monkeypatch: pytest.MonkeyPatch
                 factors.append(args[0])
             return function(*args, **(kwargs or {}))
 
-    job = SimpleNamespace(
-        device=torch.device("cpu"),
-        precision="fp32",
-        heartbeat=lambda: None,
-        slowdown=SimpleNamespace(factor=1.0),
-    )
+    point = compose(*POINT, "num_workers=1", "launch=inline", "strategy=single")
+    job = worker.set_up(point, RunPaths(tmp_path), Place())
     with Seen():  # type: ignore[no-untyped-call]
-        assert probe_worker._peak_flops(cast("Job", job)) > 0
+        assert probe_worker._peak_flops(job) > 0
     assert factors
     assert all(factor.unique().numel() > 1000 for factor in factors)

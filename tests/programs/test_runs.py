@@ -7,7 +7,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +95,22 @@ def test_workers_stop_at_the_same_step(folder: Path, launch: str) -> None:
     assert records(folder, "epoch") == []
 
 
+def _wait_for(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
 def _stop_after(
     folder: Path, words: Sequence[str], report: str, *, by_signal: bool = False
 ) -> None:
     """Start a sweep, and stop it after a report, by `bsweep stop` or a signal."""
-    sweep, ends = Fork("bsweep", *words, cwd=folder, has_forks=True), time.monotonic() + 60
+    sweep, reports = Fork("bsweep", *words, cwd=folder, has_forks=True), "logs/rank.0/reports.jsonl"
     try:
-        reports = "results/s/b*/logs/rank.0/reports.jsonl"
-        while not any(report in path.read_text() for path in folder.glob(reports)):
-            assert time.monotonic() < ends
-            time.sleep(0.05)
+        _wait_for(
+            lambda: any(report in p.read_text() for p in folder.glob(f"results/s/b*/{reports}"))
+        )
         if by_signal:
             os.kill(sweep.pid, signal.SIGTERM)
         else:
@@ -150,8 +156,6 @@ print("this is the log", file=sys.stderr)
 if KIND == "joins never":
     sys.exit()
 import bsweep
-if KIND == "an error":
-    raise ZeroDivisionError("my own fault")
 run = bsweep.join(num_train=64)
 size = run.local_batch
 if KIND == "a larger batch":
@@ -199,17 +203,6 @@ def test_bad_programs_are_told(tmp_path: Path, kind: str, status: str, said: str
     assert str(PACKAGE) not in ended["message"]  # no line of bsweep's own traceback
     assert "this is the log" in next(tmp_path.glob("results/s/b*/logs/rank.0/stderr")).read_text()
     assert 77 not in [epoch["test_loss"] for epoch in records(tmp_path, "epoch")]
-
-
-def test_a_failed_worker_is_named_with_its_log(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(f"KIND = 'an error'\n{BAD}")
-    words = started("local_batch=8", "num_workers=2", "launch=torchrun")
-    ran = bsweep(*words, cwd=tmp_path)
-    message = summary(tmp_path)["message"]
-    assert "exit code 1: ZeroDivisionError: my own fault; see " in message
-    assert "this is the log\nTraceback (most recent call last)" in message
-    assert str(PACKAGE) not in message
-    assert ran.returncode == 1
 
 
 @pytest.mark.full
@@ -298,17 +291,23 @@ def test_a_program_that_was_killed_is_retried_where_it_saved(folder: Path) -> No
     assert "SIGKILL" in records(folder, "event")[1]["message"]
 
 
-def test_the_worker_that_failed_first_is_named(tmp_path: Path) -> None:
+def test_the_worker_that_failed_first_is_named_with_its_log(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import os, time, bsweep\n"
+        "import sys, time, bsweep\n"
         "run = bsweep.join(num_train=8)\n"
         "if run.rank == 1:\n"
+        "    print('this is the log', file=sys.stderr)\n"
         "    raise ZeroDivisionError('my own fault')\n"
         "time.sleep(0.3)\n"
         "raise RuntimeError('Connection closed by peer [127.0.0.1]:1')\n"
     )
-    bsweep(*started("local_batch=8", "num_workers=2", "launch=torchrun"), cwd=tmp_path)
-    assert summary(tmp_path)["message"].startswith("rank 1 failed: ProgramError")
+    ran = bsweep(*started("local_batch=8", "num_workers=2", "launch=torchrun"), cwd=tmp_path)
+    assert ran.returncode == 1
+    message = summary(tmp_path)["message"]
+    assert message.startswith("rank 1 failed: ProgramError")
+    assert "exit code 1: ZeroDivisionError: my own fault; see " in message
+    assert "this is the log\nTraceback (most recent call last)" in message
+    assert str(PACKAGE) not in message
 
 
 def test_nothing_of_a_program_outlives_its_run(tmp_path: Path) -> None:
@@ -320,15 +319,10 @@ def test_nothing_of_a_program_outlives_its_run(tmp_path: Path) -> None:
     )
     command = f"sh -c '{forks().python} train.py; true'"
     words = started("local_batch=8", "launch=torchrun", command=command)
-    sweep, ends = Fork("bsweep", *words, cwd=tmp_path, has_forks=True), time.monotonic() + 60
-    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
-        assert time.monotonic() < ends
-        time.sleep(0.05)
+    sweep, pid = Fork("bsweep", *words, cwd=tmp_path, has_forks=True), tmp_path / "pid"
+    _wait_for(lambda: pid.exists() and pid.read_text() != "")
     sweep.kill()
-    pid, ends = int((tmp_path / "pid").read_text()), time.monotonic() + 20
-    while psutil.pid_exists(pid):
-        assert time.monotonic() < ends
-        time.sleep(0.05)
+    _wait_for(lambda: not psutil.pid_exists(int(pid.read_text())))
 
 
 @pytest.mark.full
