@@ -17,8 +17,14 @@ from bsweep.config.parsing import conf_dir
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError
 from bsweep.data.plan import Share, global_batch
+from bsweep.runlog.records import Round
 from bsweep.study import branching
-from tests.strategies.test_equivalence import NUM_TRAIN, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
+from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes)
+    NUM_TRAIN,
+    _end_processes,
+    assert_reached,
+    trained,
+)
 from tests.support.policies import Doubling
 from tests.support.running import ROOT, compose
 
@@ -50,12 +56,10 @@ def test_a_batch_that_doubles_within_an_epoch_reaches_one_workers_weights(strate
     (one,) = trained(1, "strategy=single", *DOUBLING, policy="Doubling")
     workers = trained(2, f"strategy={strategy}", *DOUBLING, policy="Doubling")
     (fixed,) = trained(1, "strategy=single", *DOUBLING)
-    assert one["moved"] > 0.01
     assert not torch.allclose(one["parameters"], fixed["parameters"], rtol=1e-4)
     sizes = [24, 24, 43, 48, 24, 19]
     assert [len(indices) for indices, _ in one["seen"]] == sizes
-    for worker in workers:
-        torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
+    assert_reached(workers, one)
     for number, (indices, _) in enumerate(one["seen"]):
         assert [i for worker in workers for i in worker["seen"][number][0]] == indices
     for epoch in (one["seen"][:3], one["seen"][3:]):
@@ -73,10 +77,10 @@ def test_a_batch_that_doubles_within_an_epoch_reaches_one_workers_weights(strate
 def test_workers_that_step_alone_follow_a_doubled_batch_too(more: tuple[str, ...]) -> None:
     plain = tuple(word for word in DOUBLING if "lr_rule" not in word)
     (one,) = trained(1, "strategy=single", *plain, policy="Doubling")
-    for worker in trained(2, "strategy=local_sgd", *plain, *more, policy="Doubling"):
-        torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
+    assert_reached(trained(2, "strategy=local_sgd", *plain, *more, policy="Doubling"), one)
 
 
+BOUNDS = ("batching.min_global_batch=8", "batching.max_global_batch=8")
 # How each policy is to leave the batch as it is, and to change it.
 STILL = {
     "schedule": ("batching.every_epochs=100",),
@@ -84,11 +88,7 @@ STILL = {
     "noise_scale": ("batching.hysteresis=1e9", "batching.every_steps=1"),
     "norm_test": ("batching.every_steps=1", "batching.max_global_batch=8"),
     "cabs": ("batching.hysteresis=1e9", "batching.every_steps=1"),
-    "goodput": (
-        "batching.every_steps=1",
-        "batching.min_global_batch=8",
-        "batching.max_global_batch=8",
-    ),
+    "goodput": ("batching.every_steps=1", *BOUNDS),
 }
 CHANGING = {
     "schedule": ("batching.every_epochs=0.4", "batching.max_global_batch=60", *LINEAR),
@@ -134,9 +134,7 @@ def test_every_policy_reaches_the_weights_of_one_worker(policy: str) -> None:
     rate = ("optimizer.schedule=constant",) if policy == "raise_instead_of_decay" else ()
     plain = tuple(word for word in point if not word.startswith("batching"))
     (one,) = trained(1, "strategy=single", *plain, *own, *rate)
-    assert one["moved"] > 0.01
-    for worker in workers:
-        torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
+    assert_reached(workers, one)
     for number, (indices, _) in enumerate(one["seen"]):
         if len(indices) > 1:  # or one worker computes something that counts nothing
             assert [i for worker in workers for i in worker["seen"][number][0]] == indices
@@ -147,17 +145,11 @@ def test_every_policy_reaches_the_weights_of_one_worker(policy: str) -> None:
 
 
 def test_workers_reach_one_workers_weights_at_seesaws_rates() -> None:
-    words = (
-        "batching=schedule",
-        "batching.rate=seesaw",
-        "batching.every_epochs=0.4",
-        "batching.max_global_batch=60",
-    )
-    point = ("global_batch=8", "log_every_steps=1", "optimizer.lr=0.1", *words)
-    (one,), workers = (
-        trained(1, "strategy=single", *point),
-        trained(2, "strategy=allreduce", *point),
-    )
+    words = ("batching=schedule", "batching.rate=seesaw", "batching.every_epochs=0.4")
+    bound = "batching.max_global_batch=60"
+    point = ("global_batch=8", "log_every_steps=1", "optimizer.lr=0.1", *words, bound)
+    (one,) = trained(1, "strategy=single", *point)
+    workers = trained(2, "strategy=allreduce", *point)
     (ours, batches), (theirs, others) = (
         [[step[key] for step in run["steps"]] for key in ("learning_rate", "global_batch")]
         for run in (workers[0], one)
@@ -165,9 +157,7 @@ def test_workers_reach_one_workers_weights_at_seesaws_rates() -> None:
     assert len(set(ours)) > 1
     assert batches == others
     assert ours == pytest.approx(theirs, rel=1e-9)
-    assert one["moved"] > 0.01
-    for worker in workers:
-        torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
+    assert_reached(workers, one)
 
 
 def test_the_batch_grows_instead_of_the_rate_falling_up_to_a_bound() -> None:
@@ -182,12 +172,8 @@ def test_the_batch_grows_instead_of_the_rate_falling_up_to_a_bound() -> None:
 
 def seen_at(epochs_done: float, **more: Any) -> Seen:
     """What a lone worker sees where a step ends."""
-    lone: dict[str, Any] = {
-        "rounds": (),
-        "sums": torch.zeros(3),
-        "gather": lambda values: values.unsqueeze(0),
-    }
-    return Seen(epochs_done, **lone | more)
+    lone: dict[str, Any] = {"rounds": (), "sums": torch.zeros(3)}
+    return Seen(epochs_done, gather=lambda values: values.unsqueeze(0), **lone | more)
 
 
 def batches(policy: Policy, *seen: Seen) -> list[int]:
@@ -205,102 +191,63 @@ def test_a_schedule_also_shrinks_the_batch_within_its_bounds() -> None:
     shrinking = batching.build(compose(*words, "batching.factor=0.25"))
     assert batches(shrinking, *times) == [64, 16, 16, 4, 4]
     assert batches(batching.build(compose(*words)), *times) == [64, 100, 100, 100, 100]
-    seesaw = batching.build(
-        compose(*words, "batching.rate=seesaw", "batching.max_global_batch=1000")
-    )
+    many = batching.build(compose(*words, "batching.every_epochs=0.001"))
+    assert batches(many, seen_at(2.0)) == [1024], "multiplied a thousand times"
+    config = compose(*words, "batching.rate=seesaw", "batching.max_global_batch=1000")
+    seesaw, again = batching.build(config), batching.build(config)
     assert batches(seesaw, seen_at(2.0)) == [256]
     assert seesaw.rate_factor(2.0) == pytest.approx(0.5)
     assert batches(seesaw, seen_at(6.0)) == [1000]  # of 4096, so that the rate falls by the rest
-    again = batching.build(
-        compose(*words, "batching.rate=seesaw", "batching.max_global_batch=1000")
-    )
     again.load_state(seesaw.state())
-    assert (
-        seesaw.rate_factor(6.0) == again.rate_factor(6.0) == pytest.approx((1000 / 64) ** 0.5 / 64)
-    )
-
-
-def test_a_schedule_that_multiplies_a_thousand_times_stays_at_its_bound() -> None:
-    policy = batching.build(
-        compose(
-            "batching=schedule", "global_batch=64", "model=tiny_cnn", "batching.every_epochs=0.001"
-        )
-    )
-    assert batches(policy, seen_at(2.0)) == [1024]
+    factor = pytest.approx((1000 / 64) ** 0.5 / 64)
+    assert seesaw.rate_factor(6.0) == again.rate_factor(6.0) == factor
 
 
 def test_the_batch_follows_the_noise_scale_up_and_down() -> None:
-    words = (
-        "batching=noise_scale",
-        "global_batch=64",
-        "num_workers=2",
-        "model=tiny_cnn",
-        "batching.every_steps=2",
-    )
-    noises = [
-        None,
-        *(
-            GradientNoise(1.0, scale, 10)
-            for scale in (200.0, 200.0, 150.0, -1.0, 40.0, 1e9, 1e9, 1e9)
-        ),
+    words = ("batching=noise_scale", "global_batch=64", "num_workers=2", "model=tiny_cnn")
+    config = compose(*words, "batching.every_steps=2")
+    scales = (200.0, 200.0, 150.0, -1.0, 40.0, 1e9, 1e9, 1e9)
+    looks = [
+        seen_at(0.1 * number, noise=GradientNoise(1.0, scale, 10))
+        for number, scale in enumerate(scales, 1)
     ]
-    policy = batching.build(compose(*words))
     # It looks at every second step from when noise is known; passes of 64 are full, and bounds
     # hold.
-    found = batches(
-        policy, *(seen_at(0.1 * number, noise=noise) for number, noise in enumerate(noises))
-    )
+    policy = batching.build(config)
+    found = batches(policy, seen_at(0.0, noise=None), *looks)
     assert found == [64, 192, 192, 192, 192, 40, 40, 1024, 1024]
-    assert [(share.num_passes, share.worker_batch) for share in policy.shares(1.0)] == [
-        (16, 512)
-    ] * 2
-    wide = batching.build(compose(*words, "batching.max_local_batch=256"))
-    assert batches(wide, *(seen_at(0.1, noise=noises[1]) for _ in range(2))) == [64, 200]
+    shares = [(share.num_passes, share.worker_batch) for share in policy.shares(1.0)]
+    assert shares == [(16, 512)] * 2
+    wide = batching.build(compose(*words, "batching.every_steps=2", "batching.max_local_batch=256"))
+    assert batches(wide, looks[0], looks[0]) == [64, 200]
     assert wide.shares(0.2) == (Share(100, 1),) * 2
 
 
-def test_the_least_batch_gives_each_uneven_worker_two_examples() -> None:
-    words = (
-        "batching=noise_scale",
-        "num_workers=2",
-        "local_batch=32",
-        "allocation.local_batches=[2,62]",
-    )
-    config = compose(*words)
-    least, _ = config.batching.bounds(config)  # type: ignore[union-attr]
-    assert least == 64
+SMALL = "model=tiny_cnn global_batch=16"
 
 
-@pytest.mark.parametrize(("workers", "least"), [(1, 2), (2, 2)])
-def test_the_least_batch_of_a_lone_worker_can_be_halved(workers: int, least: int) -> None:
-    for words in (("batching=cabs",), ("batching=schedule", "optimizer.lr_rule=adascale")):
-        config = compose("model=tiny_cnn", "global_batch=16", f"num_workers={workers}", *words)
-        assert config.batching.bounds(config)[0] == least  # type: ignore[union-attr]
-    config = compose("model=tiny_cnn", "global_batch=16", "batching=schedule")
-    assert config.batching.bounds(config)[0] == 1, "which nobody measures"  # type: ignore[union-attr]
-
-
-def test_a_norm_test_that_fails_grows_the_batch_by_a_pass_at_least() -> None:
-    words = (
-        "batching=norm_test",
-        "global_batch=64",
-        "model=tiny_cnn",
-        "batching.every_steps=1",
-        "batching.theta=0.5",
-    )
-    barely = GradientNoise(11.0, 320.0, 10)  # 5 / 16 of the square of the batch's gradient is noise
-    assert batches(batching.build(compose(*words)), seen_at(0.1, noise=barely)) == [128]
+@pytest.mark.parametrize(
+    ("words", "least"),
+    [
+        # Each uneven worker has two examples, a lone worker's can be halved, and the noise of
+        # the last one is not measured.
+        ("batching=noise_scale num_workers=2 local_batch=32 allocation.local_batches=[2,62]", 64),
+        (f"{SMALL} batching=cabs", 2),
+        (f"{SMALL} batching=cabs num_workers=2", 2),
+        (f"{SMALL} batching=schedule optimizer.lr_rule=adascale", 2),
+        (f"{SMALL} batching=schedule optimizer.lr_rule=adascale num_workers=2", 2),
+        (f"{SMALL} batching=schedule", 1),
+    ],
+)
+def test_the_least_batch_is_one_whose_noise_can_be_measured(words: str, least: int) -> None:
+    config = compose(*words.split())
+    assert config.batching.bounds(config)[0] == least  # type: ignore[union-attr]
 
 
 def test_the_norm_test_grows_the_batch_to_where_it_passes() -> None:
-    words = (
-        "batching=norm_test",
-        "global_batch=64",
-        "model=tiny_cnn",
-        "batching.every_steps=1",
-        "batching.theta=0.5",
-    )
-    policy = batching.build(compose(*words, "batching.max_local_batch=1024"))
+    words = ("batching=norm_test", "global_batch=64", "model=tiny_cnn", "batching.every_steps=1")
+    config = compose(*words, "batching.theta=0.5", "batching.max_local_batch=1024")
+    policy = batching.build(config)
     at = [
         seen_at(0.1, noise=GradientNoise(square, 64.0, 10)) for square in (4.0, 3.0, 1.0, 1.0, 9.0)
     ]
@@ -308,13 +255,14 @@ def test_the_norm_test_grows_the_batch_to_where_it_passes() -> None:
     # + 1) / 4 fails.
     assert batches(policy, *at[:3]) == [64, 64, 128]
     assert batches(policy, at[3], at[4]) == [round(64 / (0.25 * 1.5)), round(64 / (0.25 * 1.5))]
+    barely = GradientNoise(11.0, 320.0, 10)  # 5 / 16 of the square of the batch's gradient is noise
+    policy = batching.build(compose(*words, "batching.theta=0.5"))
+    assert batches(policy, seen_at(0.1, noise=barely)) == [128], "a pass more at least"
 
 
-@pytest.mark.full
 def test_cabs_couples_the_batch_to_rate_variance_and_loss() -> None:
-    policy = batching.build(
-        compose("batching=cabs", "global_batch=64", "model=tiny_cnn", "batching.every_steps=1")
-    )
+    words = ("batching=cabs", "global_batch=64", "model=tiny_cnn", "batching.every_steps=1")
+    policy = batching.build(compose(*words))
     sums = torch.tensor([128.0, 0.0, 64.0], dtype=torch.float64)  # a mean loss of 2
     noise = GradientNoise(1.0, 4096.0, 10)
     (change,) = policy.observe(seen_at(0.5, noise=noise, sums=sums, learning_rate=0.0625))
@@ -332,13 +280,8 @@ def test_goodput_grows_the_batch_only_where_a_step_has_a_fixed_cost(fixed_second
     for number in range(1, 101):
         batch = global_batch(policy.shares(0.0))
         seconds.append(fixed_seconds + 0.001 * batch)
-        policy.observe(
-            seen_at(
-                number / 1000 + 0.0001,
-                noise=GradientNoise(1.0, 300.0, 10),
-                step_seconds=lambda: seconds,
-            )
-        )
+        more = {"noise": GradientNoise(1.0, 300.0, 10), "step_seconds": lambda: seconds}
+        policy.observe(seen_at(number / 1000 + 0.0001, **more))
 
     def goodput(batch: float) -> float:
         return batch / (fixed_seconds + 0.001 * batch) / (300 + batch)
@@ -349,46 +292,24 @@ def test_goodput_grows_the_batch_only_where_a_step_has_a_fixed_cost(fixed_second
 
 
 def test_adascales_gain_is_the_batchs_factor_in_noise_and_one_without() -> None:
-    words = (
-        "optimizer.lr_rule=adascale",
-        "optimizer.reference_batch=32",
-        "global_batch=128",
-        "model=tiny_cnn",
-    )
-    policy = batching.build(compose(*words, "batching=schedule"))
+    rule = ("optimizer.lr_rule=adascale", "optimizer.reference_batch=32")
+    config = compose(*rule, "global_batch=128", "model=tiny_cnn", "batching=schedule")
+    policy, again = batching.build(config), batching.build(config)
     policy.shares(0.0)
     assert policy.rate_factor(0.0) == 1.0, "before noise is measured"
     gains = []
-    for noise in (
-        GradientNoise(1.0, 1e9, 9),
-        GradientNoise(1.0, 1e-9, 9),
-        GradientNoise(1.0, 32.0, 9),
-    ):
-        policy.observe(seen_at(0.5, noise=noise))
+    for trace in (1e9, 1e-9, 32.0):
+        policy.observe(seen_at(0.5, noise=GradientNoise(1.0, trace, 9)))
         gains.append(policy.rate_factor(0.5))
     assert gains == pytest.approx([4, 1, 2 / 1.25])
     policy.observe(seen_at(0.6, noise=GradientNoise(-0.1, 32.0, 9)))
     policy.observe(seen_at(0.7, noise=GradientNoise(0.1, 32.0, 9, squared_norm_error=0.1)))
     assert policy.rate_factor(0.7) == gains[-1], "held where the gradient is not known"
     policy.observe(seen_at(1.0, noise=GradientNoise(1.0, 32.0, 9)))  # the batch doubles
-    again = batching.build(compose(*words, "batching=schedule"))
     again.load_state(policy.state())
     for one in (policy, again):
         one.shares(1.0)
         assert one.rate_factor(1.0) == pytest.approx(2 / 1.125)
-
-
-def test_the_rate_that_goes_on_record_has_the_gain() -> None:
-    words = (
-        "global_batch=8",
-        "optimizer.lr=0.1",
-        "optimizer.lr_rule=adascale",
-        "optimizer.reference_batch=4",
-    )
-    (run, _) = trained(2, "strategy=allreduce", "log_every_steps=1", "epochs=12", *words)
-    rates = [step["learning_rate"] for step in run["steps"]]
-    assert rates[:80] == [0.1] * 80, "until eight records of ten steps or more"
-    assert 0.1 < rates[-1] <= 0.2
 
 
 @pytest.mark.full
@@ -400,22 +321,17 @@ def test_workers_reach_one_workers_weights_at_adascales_rates() -> None:
     rule = ("optimizer.lr_rule=adascale", "optimizer.reference_batch=4")
     workers = trained(2, "strategy=allreduce", *point, *rule)
     steps = workers[0]["steps"]
-    until, factors = ([step[key] for step in steps] for key in ("epochs_done", "learning_rate"))
-    assert len(set(factors)) > 2
-    options = (
-        f"+batching.options.until={until}",
-        f"+batching.options.factors={[rate / 0.1 for rate in factors]}",
-    )
-    own = (
-        "batching=own",
-        f"batching.target={ROOT}/tests/support/policies.py:RecordedRates",
-        *options,
-    )
+    until, rates = ([step[key] for step in steps] for key in ("epochs_done", "learning_rate"))
+    assert len(set(rates)) > 2
+    assert rates[:80] == [0.1] * 80, "until eight records of ten steps or more"
+    assert 0.1 < rates[-1] <= 0.2, "with the gain"
+    factors = [rate / 0.1 for rate in rates]
+    options = (f"+batching.options.until={until}", f"+batching.options.factors={factors}")
+    target = f"batching.target={ROOT}/tests/support/policies.py:RecordedRates"
+    own = ("batching=own", target, *options)
     (one,) = trained(1, "strategy=single", *point, *own, "optimizer.lr_rule=fixed")
-    assert one["moved"] > 0.01
-    assert [step["learning_rate"] for step in one["steps"]] == pytest.approx(factors)
-    for worker in workers:
-        torch.testing.assert_close(worker["parameters"], one["parameters"], rtol=1e-9, atol=1e-11)
+    assert [step["learning_rate"] for step in one["steps"]] == pytest.approx(rates)
+    assert_reached(workers, one)
 
 
 def test_a_run_whose_policy_decided_for_another_batch_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -425,3 +341,26 @@ def test_a_run_whose_policy_decided_for_another_batch_is_not_gone_on_with(tmp_pa
         ConfigError, match="batching=noise_scale chose its batch sizes for the global batch"
     ):
         branching.check_branch(compose(*words, "global_batch=1024", f"resume_from={tmp_path}"))
+
+
+def test_a_network_aware_policy_counts_the_exchange_and_the_codec() -> None:
+    """Steps of 0.1 s, and 1 s of travel and codec: a tenth of the time is 90 steps."""
+    steps = ("allocation=network_aware", "allocation.local_steps=[90,90]", "strategy.sync_every=90")
+    asked = ("allocation.adapt_every=2", "allocation.max_exchange_share=0.1")
+    config = compose("local_batch=8", "num_workers=2", "strategy=diloco", *steps, *asked)
+    policy, again = batching.build(config), batching.build(config)
+
+    def look(number: int, exchange: float, codec: float) -> list[int]:
+        took: dict[str, Any] = {"worker_batches": (8, 8), "local_steps": (90, 90)}
+        spent = {"exchange_seconds": (exchange, exchange), "codec_seconds": (codec, codec)}
+        began = {"began_seconds": (12.0 * number, 12.0 * number), "idle_seconds": (0.0, 0.0)}
+        took |= {"compute_seconds": (9.0, 9.0), "num_examples": 1440, "is_whole": True}
+        took |= spent | began
+        whole = Round(epoch=1, round=number, workers=(0, 1), train_loss=1.0, **took)
+        policy.observe(seen_at(0.0, rounds=(whole,)))
+        return [share.num_steps for share in policy.shares(0.0)]
+
+    assert [look(number, 0.75, 0.25) for number in range(1, 5)] == [[90, 90]] * 4
+    assert [look(number, 1.5, 0.5) for number in (5, 6)] == [[90, 90], [180, 180]]
+    again.load_state(policy.state())
+    assert again.shares(0.0) == policy.shares(0.0)

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bsweep.compose import hydra_grid, overrides
-from bsweep.config.parsing import conf_dir
 from bsweep.config.values import ConfigError
 
 POINT = ("local_batch=8", "strategy=single", "launch=inline")
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["seed=0,1", "local_batch=8,16,32"],
-        ["seed=range(3)", "data=digits", "optimizer.milestones=[1,2]"],
-        ["seed=1", "seed=2,3", "+new='a b',c"],
-        ["~batching", "study=glob(*)"],
-        [],
-    ],
-)
-def test_a_grid_has_the_points_of_hydras_own_sweeper_in_its_order(given: list[str]) -> None:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):  # globs look into it
-        loader = GlobalHydra.instance().config_loader()
-        parser = OverridesParser.create(config_loader=loader)
-        (expected,) = BasicSweeper.split_arguments(parser.parse_overrides(given), None)
-        assert hydra_grid._points(parser.parse_overrides(given)) == expected
+def test_a_grid_is_in_the_order_of_its_keys_and_the_last_value_of_a_key_counts() -> None:
+    given = ("seed=1", "epochs=2,3", "data=digits", "local_batch=16,8", "seed=range(5,7)")
+    configs = hydra_grid.composed((*POINT, *given))
+    found = [(config.local_batch, config.seed, config.epochs) for config in configs]
+    assert found == [*itertools.product((16, 8), (5, 6), (2, 3))]
 
 
 def test_a_folder_of_settings_adds_experiments(tmp_path: Path) -> None:

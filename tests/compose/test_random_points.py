@@ -206,7 +206,9 @@ class Composer:
         if origin is typing.Annotated:
             for info in hint.__metadata__:
                 for one in info.metadata if isinstance(info, FieldInfo) else ():
-                    bounds = {**bounds, **dict(vars_of(one))}
+                    found = {key: getattr(one, key, None) for key in ("ge", "gt", "le", "lt")}
+                    given = {key: bound for key, bound in found.items() if bound is not None}
+                    bounds = {**bounds, **given}
             return self._of(inner[0], bounds)
         if origin is Literal:
             return self._draw.choice(inner)
@@ -232,13 +234,6 @@ class Composer:
         if most is not None and most <= 1:
             return round(self._draw.uniform(max(least, 0.001), 0.999), 3)
         return float(f"{max(least, 1) * 10 ** self._draw.uniform(-3, 1):.3g}")
-
-
-BOUNDS = ("ge", "gt", "le", "lt")
-
-
-def vars_of(one: object) -> Iterator[tuple[str, Any]]:
-    return ((key, getattr(one, key)) for key in BOUNDS if getattr(one, key, None) is not None)
 
 
 @functools.cache
@@ -282,7 +277,7 @@ def points_of(given: Values) -> list[RunConfig]:
         point = dict(zip(given, values, strict=True))
         plain: dict[str, Any] = {**defaults(), "study": "s"}
         for group in GROUPS:
-            plain[group] = {**defaults_of(group, point[group])}
+            plain[group] = {**every_default()[group][point[group]]}
         plain["measure"] = {**plain["measure"]}
         for key, value in point.items():
             part, _, name = key.rpartition(".")
@@ -295,12 +290,6 @@ def points_of(given: Values) -> list[RunConfig]:
 @functools.cache
 def defaults() -> dict[str, Any]:
     return asdict(compose("local_batch=8"))
-
-
-@functools.cache
-def defaults_of(group: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = every_default()[group][name]
-    return found
 
 
 @functools.cache

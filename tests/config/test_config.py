@@ -12,8 +12,7 @@ import yaml
 from bsweep.config.card import resolve
 from bsweep.config.parsing import conf_dir
 from bsweep.config.programs import ProgramConfig
-from bsweep.config.run import GROUPS, RunConfig, names, variants
-from bsweep.config.saved import read_config, save_config
+from bsweep.config.run import GROUPS, names, variants
 from bsweep.config.splitting import DeepSpeedConfig
 from bsweep.config.strategies import PLAIN_HOROVOD, HorovodConfig
 from tests.support.running import compose
@@ -60,37 +59,24 @@ def test_every_option_composes(group: str, option: str) -> None:
 def test_every_experiment_composes_and_begins_with_its_command(experiment: str) -> None:
     text = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()
     assert f"bsweep run experiment={experiment}" in text.splitlines()[1]
-    for local_batch in (
-        yaml.safe_load(text)
-        .get("hydra", {})
-        .get("sweeper", {})
-        .get("params", {})
-        .get("local_batch", "8")
-        .split(",")
-    ):
-        assert (
-            compose(f"experiment={experiment}", f"local_batch={local_batch}").study in EXPERIMENTS
-        )
+    sweeper = yaml.safe_load(text).get("hydra", {}).get("sweeper", {})
+    for local_batch in sweeper.get("params", {}).get("local_batch", "8").split(","):
+        config = compose(f"experiment={experiment}", f"local_batch={local_batch}")
+        assert config.study in EXPERIMENTS
 
 
 def test_the_paper_is_as_its_authors_ran_it() -> None:
     config = compose("experiment=paper", "local_batch=8")
     o = config.optimizer
-    assert (config.num_workers, config.epochs, config.data.name, config.model.name) == (
-        4,
-        50,
-        "cifar10",
-        "resnet18",
-    )
+    assert (config.num_workers, config.epochs) == (4, 50)
+    assert (config.data.name, config.model.name) == ("cifar10", "resnet18")
     assert (o.name, o.lr, o.lr_rule, o.warmup_epochs) == ("sgd", 0.1, "per_worker", 5)
 
 
 def test_either_batch_gives_the_other() -> None:
-    local = compose("local_batch=16", "num_workers=2", "accumulation_steps=3")
-    assert (local.examples_per_step, local.examples_per_pass) == (96, 16)
-    assert (
-        compose("global_batch=96", "num_workers=2", "accumulation_steps=3").examples_per_pass == 16
-    )
+    for given in ("local_batch=16", "global_batch=96"):
+        config = compose(given, "num_workers=2", "accumulation_steps=3")
+        assert (config.examples_per_step, config.examples_per_pass) == (96, 16)
 
 
 def test_run_id_tells_apart_what_changes_the_numbers_and_nothing_else() -> None:
@@ -99,13 +85,8 @@ def test_run_id_tells_apart_what_changes_the_numbers_and_nothing_else() -> None:
     same = ["study=other", "results_dir=elsewhere", "launch.stall_timeout_seconds=9"]
     assert compose("local_batch=64", "num_workers=2", *same).run_id == base.run_id
     assert compose("global_batch=128", "num_workers=2").run_id == base.run_id
-    for change in (
-        "optimizer.lr=0.2",
-        "seed=1",
-        "data.subset=100",
-        "strategy.buckets=2",
-        "epochs=4",
-    ):
+    changes = ("optimizer.lr=0.2", "seed=1", "data.device=cpu", "strategy.buckets=2", "epochs=4")
+    for change in changes:
         assert compose("local_batch=64", "num_workers=2", change).run_id != base.run_id
 
 
@@ -141,19 +122,11 @@ def test_a_crop_padding_that_cuts_much_of_an_image_is_warned_of() -> None:
 def test_settings_reach_horovod_unrounded() -> None:
     card = dataclasses.replace(PLAIN_HOROVOD, fusion_threshold_mb=0.3, cache_capacity=1_234_567)
     variables = card.variables()
-    assert variables == {
-        "HOROVOD_FUSION_THRESHOLD": "314572",
-        "HOROVOD_CACHE_CAPACITY": "1234567",
-    }
+    expected = {"HOROVOD_FUSION_THRESHOLD": "314572", "HOROVOD_CACHE_CAPACITY": "1234567"}
+    assert variables == expected
     card.refuse_started(variables)
     with pytest.raises(ValueError, match=r"HOROVOD_CACHE_CAPACITY=1234567 horovodrun \.\.\."):
         card.refuse_started({**variables, "HOROVOD_CACHE_CAPACITY": "1234568"})
-
-
-def test_saved_configuration_reads_back(tmp_path: Path) -> None:
-    config = compose("local_batch=64", "num_workers=2", "optimizer=adamw", "data=synthetic")
-    save_config(config, tmp_path / "config.yaml")
-    assert read_config(tmp_path / "config.yaml") == config
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -173,14 +146,6 @@ def test_what_every_card_builds_is_there(group: str) -> None:
 def test_num_workers_follows_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_SIZE", "3")
     assert compose("local_batch=8").num_workers == 3
-
-
-def test_the_schema_is_frozen() -> None:
-    config = compose("local_batch=8")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.epochs = 5  # type: ignore[misc]
-    assert isinstance(config, RunConfig)
-    assert isinstance(config.strategy, HorovodConfig)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +174,5 @@ def test_a_file_of_hosts_is_read_as_horovod_and_mpi_have_it(
     tmp_path: Path, lines: str, hosts: str
 ) -> None:
     (tmp_path / "hosts.txt").write_text(lines)
-    assert (
-        compose("local_batch=8", f"launch.hosts=@{tmp_path}/hosts.txt").launch.named_hosts == hosts
-    )
+    config = compose("local_batch=8", f"launch.hosts=@{tmp_path}/hosts.txt")
+    assert config.launch.named_hosts == hosts

@@ -31,31 +31,25 @@ def card(config: RunConfig) -> OwnProgramConfig:
     return config.program
 
 
-def words(config: RunConfig) -> list[str]:
-    return card(config).command_of(values_of(config))[1:]
-
-
-def test_words_in_braces_are_keys_of_the_point() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            "t.py {width} b={local_batch}/{global_batch} {lr} {seed}",
+            ["t.py", "16", "b=8/8", "0.2", "0"],
+        ),
+        ("t.py {epochs} {options.epochs}", ["t.py", "5", "3"]),
+        ('-c "print({1: 2})"', ["-c", "print({1: 2})"]),
+    ],
+)
+def test_words_in_braces_are_keys_of_the_point(arguments: str, words: list[str]) -> None:
+    """An option never hides such a key, and other braces stay."""
     config = point(
-        "+program.options.width=16",
-        "optimizer.lr=0.1",
-        "optimizer.lr_rule=linear",
-        "optimizer.reference_batch=4",
-        command="python train.py {width} b={local_batch}/{global_batch} {lr} {seed} {epochs}",
+        *("optimizer.lr=0.1", "optimizer.lr_rule=linear", "optimizer.reference_batch=4"),
+        *("+program.options.width=16", "+program.options.epochs=3"),
+        command=f"python {arguments}",
     )
-    assert words(config) == ["train.py", "16", "b=8/8", "0.2", "0", "5"]
-
-
-def test_an_option_never_hides_a_key_of_the_point() -> None:
-    config = point(
-        "+program.options.local_batch=3",
-        command="python train.py {local_batch} {options.local_batch}",
-    )
-    assert words(config) == ["train.py", "8", "3"]
-
-
-def test_other_braces_stay() -> None:
-    assert words(point(command='python -c "print({1: 2})"')) == ["-c", "print({1: 2})"]
+    assert card(config).command_of(values_of(config))[1:] == words
 
 
 @pytest.mark.parametrize(
@@ -68,10 +62,7 @@ def test_other_braces_stay() -> None:
         ("program.command=''", "the command is empty"),
         ("program.command='python \"train.py'", "quote the command as in a shell"),
         ("data=digits", "data=digits with program=own"),
-        ("strategy=horovod", "strategy=horovod with program=own"),
         ("precision=bf16", "precision=bf16 with program=own"),
-        ("accumulation_steps=2", "accumulation_steps=2 with program=own"),
-        ("keep_weights=true", "keep_weights=true with program=own"),
         ("launch.slowdown=[2]", "launch.slowdown=[2.0] with program=own"),
         ("measure.noise_scale=true", "bsweep.NoiseScale"),
         ("optimizer.lr_rule=linear", "needs a rate to scale"),
@@ -98,19 +89,17 @@ def test_files_and_options_change_the_id_and_places_do_not(folder: Path) -> None
     moved = point("program.folder=elsewhere").resolved()
     assert moved.run_id == first.run_id
     (folder / "train.py").write_text("print(2)\n")
-    assert point().resolved().run_id != first.run_id
+    second = point().resolved().run_id
+    assert second != first.run_id
+    named = "program.files=[train.py, model.py]"
+    (folder / "model.py").write_text("WIDTH = 1\n")
+    with_model = point(named).resolved().run_id
+    (folder / "model.py").write_text("WIDTH = 2\n")
+    assert point(named).resolved().run_id != with_model
+    assert point().resolved().run_id == second, "nobody names that file"
 
 
 def test_a_timed_program_has_the_id_of_the_whole() -> None:
     config = point()
     timed = replace(config, program=replace(card(config), most_steps=10))
     assert timed.run_id == config.run_id
-
-
-def test_the_named_files_count_instead_of_the_commands(folder: Path) -> None:
-    (folder / "model.py").write_text("WIDTH = 1\n")
-    named = "program.files=[train.py, model.py]"
-    first = point(named).resolved()
-    (folder / "model.py").write_text("WIDTH = 2\n")
-    assert point(named).resolved().run_id != first.run_id
-    assert point().resolved().run_id == point().resolved().run_id

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.core.randomness import random_bits, stream_of
 from bsweep.data.augment import bordered, crop_and_flip, crop_stream, draw, normalize
 
 MASK = (1 << 64) - 1
@@ -50,14 +49,6 @@ def some_images(count: int = 20, channels: int = 3, height: int = 8, width: int 
     )
 
 
-def test_random_bits_are_splitmix64() -> None:
-    counters = torch.tensor([0, 1, 2, 49_999, 2**40])
-    expected = [reference_bits(counter, "order", 3, 1) for counter in counters.tolist()]
-    assert [
-        value & MASK for value in random_bits(counters, stream_of("order", 3, 1)).tolist()
-    ] == expected
-
-
 def drawn(images: torch.Tensor, stream: int, padding: int, flip: bool) -> torch.Tensor:
     """What an epoch draws for a few examples at least."""
     number = max(20, len(images))
@@ -93,84 +84,12 @@ def test_crops_are_those_of_the_reference(
     )
 
 
-def test_nothing_to_do_gives_the_images_themselves() -> None:
-    images, indices = some_images(), torch.tensor([4, 2])
-    assert torch.equal(
-        cropped(images[indices], indices, stream=crop_stream(0, 1), padding=0, flip=False),
-        images[indices],
-    )
-
-
 def test_an_empty_part_is_an_empty_batch() -> None:
     images, none = some_images(), torch.tensor([], dtype=torch.int64)
     crops = cropped(images[:0], none, stream=crop_stream(0, 1), padding=4, flip=True)
     draws, at_once = drawn(images, crop_stream(0, 1), 4, True), bordered(images, images.device)
     assert crops.shape == (0, 3, 8, 8)
     assert crop_and_flip(at_once, none, draws=draws, padding=4, are_all=True).shape == crops.shape
-
-
-def test_a_crop_does_not_depend_on_its_batch() -> None:
-    images, everything = some_images(20), torch.arange(20)
-    together = cropped(images, everything, stream=crop_stream(0, 1), padding=4, flip=True)
-    shuffled = torch.randperm(20, generator=torch.Generator().manual_seed(1))
-    for parts in (torch.split(everything, 1), torch.split(everything, 7), torch.split(shuffled, 6)):
-        for part in parts:
-            assert torch.equal(
-                cropped(images[part], part, stream=crop_stream(0, 1), padding=4, flip=True),
-                together[part],
-            )
-
-
-def test_crops_change_with_seed_and_epoch() -> None:
-    images, everything = some_images(20), torch.arange(20)
-    crops = {
-        (seed, epoch): cropped(
-            images, everything, stream=crop_stream(seed, epoch), padding=4, flip=True
-        )
-        for seed in (0, 1)
-        for epoch in (1, 2)
-    }
-    keys = list(crops)
-    assert all(not torch.equal(crops[a], crops[b]) for a in keys for b in keys if a != b)
-
-
-def test_offsets_and_flips_are_uniform_and_independent() -> None:
-    """Chi-square over 5 x 5 offsets x 2 flips, 49 degrees of freedom: 0.1 % of fair draws are above
-    85.4.
-    """
-    padding, count = 2, 10_000
-    # One white pixel tells the offset; a grey one beside it tells left from right.
-    images = torch.zeros(count, 1, 9, 9, dtype=torch.uint8)
-    images[:, :, 4, 4], images[:, :, 4, 5] = 255, 100
-    crops = cropped(
-        images, torch.arange(count), stream=crop_stream(0, 1), padding=padding, flip=True
-    ).view(count, 81)
-    white, grey = (crops == 255).int().argmax(1), (crops == 100).int().argmax(1)
-    flipped = (grey < white).int()
-    cell = (white // 9 - 2) * 10 + (white % 9 - 2) * 2 + flipped
-    counts = torch.bincount(cell, minlength=50).double()
-    expected = count / 50
-    assert len(counts) == 50
-    assert ((counts - expected) ** 2 / expected).sum() < 85.4
-
-
-def test_successive_epochs_draw_independently() -> None:
-    """Chi-square of (offset now, offset in the next epoch) on 9 x 9 cells, 80 degrees of freedom:
-    0.1 % above 124.8.
-    """
-    everything, count = torch.arange(40_500), 40_500
-    images = torch.arange(9, dtype=torch.uint8).expand(count, 1, 1, 9).contiguous() + 1
-    here, there = (
-        cropped(images, everything, stream=crop_stream(0, epoch), padding=4, flip=False)[:, 0]
-        for epoch in (1, 2)
-    )
-    # The column in the middle shows which of the nine columns was moved there; rows do not show,
-    # one in nine is left.
-    visible = (here[:, 0, 4] > 0) & (there[:, 0, 4] > 0)
-    cell = (here[visible, 0, 4].long() - 1) * 9 + there[visible, 0, 4].long() - 1
-    counts = torch.bincount(cell, minlength=81).double()
-    expected = counts.sum() / 81
-    assert ((counts - expected) ** 2 / expected).sum() < 124.8
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

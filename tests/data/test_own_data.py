@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bsweep import analysis, data
+from bsweep import data
 from bsweep.config import own, own_code
 from bsweep.config.data import TorchvisionConfig, TorchvisionDataset
 from bsweep.config.run import RunConfig
@@ -25,9 +25,8 @@ from bsweep.data import examples
 from bsweep.data.dataset import Dataset, balanced_subset
 from bsweep.data.pictures import Unfit
 from bsweep.data.torchvision import splits
-from bsweep.report import headlines
 from bsweep.runlog.reading import read_records
-from tests.support.running import bsweep, compose, ran_ok, summaries
+from tests.support.running import compose, ran_ok, summaries
 
 CPU = torch.device("cpu")
 
@@ -42,12 +41,6 @@ def images(num_train=60, classes=3):
     pixels = torch.randint(256, (num_train + 20, 1, 8, 8), dtype=torch.uint8, generator=generator)
     labels = torch.arange(num_train + 20) % classes
     return (pixels[:num_train], labels[:num_train]), (pixels[num_train:], labels[num_train:])
-
-def noise():
-    generator = torch.Generator().manual_seed(1)
-    pixels = torch.randint(256, (600, 1, 8, 8), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(2, (600,), generator=generator)
-    return (pixels[:450], labels[:450]), (pixels[450:], labels[450:])
 
 def floats():
     return (torch.randn(12, 5), torch.arange(12) % 2), (torch.randn(4, 5), torch.arange(4) % 2)
@@ -71,11 +64,10 @@ def broken():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to start in, with a cache of its own."""
+    """A folder to start in, whose code no test has imported."""
     (tmp_path / "mydata.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    for cache in (own_code.of_file, own_code.of_package, data._prepared):
+    for cache in (own_code.of_file, own_code.of_package):
         cache.cache_clear()
     return tmp_path
 
@@ -144,34 +136,25 @@ def pairs(count: int, *, dtype: torch.dtype = torch.uint8, side: int = 4) -> _Ex
 
 
 @pytest.mark.parametrize(
-    ("train", "test", "expected"),
+    ("train", "expected"),
     [
-        (iter([]), pairs(3), "no len() or no [index]"),
-        (pairs(0), pairs(3), "0 inputs"),
-        ((torch.zeros(3, 2), torch.zeros(4)), pairs(3), "3 inputs and 4 labels"),
-        (_Examples([{"image": 1, "label": 2}]), pairs(3), "training example 0 is a dict"),
+        (iter([]), "no len() or no [index]"),
+        (pairs(0), "0 inputs"),
+        ((torch.zeros(3, 2), torch.zeros(4)), "3 inputs and 4 labels"),
+        (_Examples([{"image": 1, "label": 2}]), "training example 0 is a dict"),
         (
             pairs(3) + pairs(1, side=5),
-            pairs(3),
-            "training input 3 is uint8 of shape (3, 5, 5), but the first input is uint8 of",
+            "training input 3 is uint8 of shape (3, 5, 5), but the first",
         ),
-        (pairs(3), pairs(3, dtype=torch.float32), "testing are float32 of shape (3, 4, 4)"),
-        (
-            (torch.zeros(3, 2), torch.tensor([0, -1, 1])),
-            (torch.zeros(1, 2), torch.tensor([0])),
-            "a label is -1",
-        ),
-        (
-            (torch.zeros(3, 2), torch.zeros(3, 7, dtype=torch.int64)),
-            pairs(2),
-            "labels of shape (3, 7)",
-        ),
-        (_Examples([(Image.new("F", (4, 4)), 0)]), pairs(3), "32-bit grey levels"),
+        (pairs(3, dtype=torch.float32), "testing are uint8 of shape (3, 4, 4)"),
+        (_Examples([(torch.zeros(3, 4, 4, dtype=torch.uint8), -1)]), "a label is -1"),
+        ((torch.zeros(3, 2), torch.zeros(3, 7, dtype=torch.int64)), "labels of shape (3, 7)"),
+        (_Examples([(Image.new("F", (4, 4)), 0)]), "32-bit grey levels"),
     ],
 )
-def test_data_that_cannot_be_stacked_are_described(train: Any, test: Any, expected: str) -> None:
+def test_data_that_cannot_be_stacked_are_described(train: Any, expected: str) -> None:
     with pytest.raises(Unfit) as caught:
-        examples.collected(train, test)
+        examples.collected(train, pairs(3))
     assert expected in str(caught.value)
 
 
@@ -211,64 +194,20 @@ def test_a_function_that_does_something_else_is_quoted(name: str, expected: str)
     assert 'bsweep/data/own.py"' not in str(caught.value)
 
 
-LONE = (
-    "local_batch=8",
-    "model=tiny_cnn",
-    "launch=inline",
-    "strategy=single",
-    "epochs=1",
-    "study=s",
-)
-
-
 def test_a_run_on_data_of_ones_own_keeps_the_code(folder: Path) -> None:
     (folder / "code").mkdir()
     (folder / "mydata.py").rename(folder / "code/mydata.py")
-    ran_ok("run", "data=own", "data.target=code/mydata.py:images", *LONE, cwd=folder)
+    alone = ("launch=inline", "strategy=single", "local_batch=8", "epochs=1", "study=s")
+    of_own = ("data=own", "data.target=code/mydata.py:images", "model=tiny_cnn")
+    ran_ok("run", *of_own, *alone, cwd=folder)
     (run,) = (folder / "results/s").glob("b8_*")
     (kept,) = (run / "own").glob("*/mydata.py")
     assert kept.read_text() == FILE
     assert "code" not in (run / "config.yaml").read_text()
     assert summaries(folder)[8]["status"] == "completed"
     (start, *_), _ = read_records(run / "metrics.jsonl")
-    assert start["num_train"] == 60
+    assert (start["num_train"], start["num_classes"]) == (60, 3)
     assert start["config"]["data"]["fingerprint"]
-
-
-@pytest.mark.full
-def test_noise_has_no_fastest_cell_and_no_recommendation(folder: Path) -> None:
-    """Two random classes are guessed with an accuracy near 0.5, whatever the batch size."""
-    of_noise = ("data=own", "data.target=mydata.py:noise", "model=tiny_cnn", "study=s")
-    alone = ("launch=inline", "strategy=single", "epochs=3")
-    ran_ok("run", "-m", *of_noise, *alone, "local_batch=32,128,450", cwd=folder)
-    study = analysis.load(folder / "results/s")
-    assert set(study.runs["num_classes"]) == {2}
-    assert study.runs["test_accuracy"].between(0.3, 0.64).all()  # 0.63 is beyond chance
-    lines = headlines(study)
-    assert "None of 3 cells has learned" in lines[0]
-    assert not any("Fastest" in line for line in lines)
-    assert analysis.time_to_target(study).empty
-
-
-@pytest.mark.full(but=5)
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (("data.target=nowhere.py:images",), "nowhere.py cannot be read"),
-        (("data.target=mydata.py:imags",), "Did you mean 'images'?"),
-        (("data.target=mydata.py:images", "data.options={classs: 3}"), "Did you mean 'classes'?"),
-        (("data.target=mydata.py:images", "data.options.classs=3"), "Did you mean 'classes'?"),
-        (("data.target=mydata.py:broken",), "IndexError"),
-        ((), "data.target"),
-    ],
-)
-def test_what_cannot_be_loaded_ends_before_anything_starts(
-    folder: Path, overrides: tuple[str, ...], expected: str
-) -> None:
-    result = bsweep("run", "data=own", *overrides, *LONE, cwd=folder)
-    assert result.returncode == 2, result.stderr
-    assert expected in result.stderr, result.stderr
-    assert not (folder / "results").exists()
 
 
 # torchvision's
@@ -294,19 +233,18 @@ def write_idx(path: Path, values: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         file.write(head + values.tobytes())
 
 
-@pytest.mark.parametrize("dataset", ["MNIST", "FashionMNIST"])
-def test_files_of_mnists_format_are_read(folder: Path, dataset: str) -> None:
+def test_files_of_mnists_format_are_read(folder: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (30, 28, 28), dtype=np.uint8)
     labels = (np.arange(30) % 10).astype(np.uint8)
     for name, part in (("train", slice(20)), ("t10k", slice(20, None))):
-        write_idx(folder / dataset / "raw" / f"{name}-images-idx3-ubyte", pixels[part])
-        write_idx(folder / dataset / "raw" / f"{name}-labels-idx1-ubyte", labels[part])
-    dataset_of = data.load(torchvision(folder, dataset), CPU)
-    assert np.array_equal(dataset_of.train_inputs[:, 0].numpy(), pixels[:20])
-    assert dataset_of.test_labels.tolist() == labels[20:].tolist()
-    assert len(dataset_of.classes) == 10
-    assert data.prepare(torchvision(folder, dataset)).shape == (1, 28, 28)
-    assert data.load(torchvision(folder, dataset, side=8), CPU).train_inputs.shape == (20, 1, 8, 8)
+        write_idx(folder / "MNIST/raw" / f"{name}-images-idx3-ubyte", pixels[part])
+        write_idx(folder / "MNIST/raw" / f"{name}-labels-idx1-ubyte", labels[part])
+    dataset = data.load(torchvision(folder, "MNIST"), CPU)
+    assert np.array_equal(dataset.train_inputs[:, 0].numpy(), pixels[:20])
+    assert dataset.test_labels.tolist() == labels[20:].tolist()
+    assert len(dataset.classes) == 10
+    assert data.prepare(torchvision(folder, "MNIST")).shape == (1, 28, 28)
+    assert data.load(torchvision(folder, "MNIST", side=8), CPU).train_inputs.shape == (20, 1, 8, 8)
 
 
 def test_cifar100_is_checked_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,29 +269,18 @@ def test_cifar100_is_checked_and_read(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_images_of_many_sizes_need_a_side(folder: Path) -> None:
+    root = folder / "dtd/dtd"
+    (root / "labels").mkdir(parents=True)
     for split, size in (("train", (20, 30)), ("test", (30, 20))):
-        for number in range(2):
-            path = folder / "dtd/images" / split / f"{split}_{number}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (size[0] + number, size[1])).save(path)
-        (folder / "dtd/labels").mkdir(exist_ok=True)
-        (folder / f"dtd/labels/{split}1.txt").write_text(
-            f"{split}/{split}_0.jpg\n{split}/{split}_1.jpg\n"
-        )
-    config = torchvision(folder / "nothing", "DTD")
-    with pytest.raises(ValueError, match="no intact DTD"):
-        data.load(config, CPU)
-    (folder / "root").mkdir()
-    (folder / "root/dtd").mkdir()
-    (folder / "dtd").rename(folder / "root/dtd/dtd")
+        (root / "images" / split).mkdir(parents=True)
+        names = [f"{split}/{split}_{number}.jpg" for number in range(2)]
+        for number, name in enumerate(names):
+            Image.new("RGB", (size[0] + number, size[1])).save(root / "images" / name)
+        (root / f"labels/{split}1.txt").write_text("\n".join(names))
     with pytest.raises(ValueError, match=r"training input 1 .* data\.side=SIDE"):
-        data.load(torchvision(folder / "root", "DTD"), CPU)
-    assert data.load(torchvision(folder / "root", "DTD", side=16), CPU).train_inputs.shape == (
-        2,
-        3,
-        16,
-        16,
-    )
+        data.load(torchvision(folder, "DTD"), CPU)
+    sized = data.load(torchvision(folder, "DTD", side=16), CPU)
+    assert sized.train_inputs.shape == (2, 3, 16, 16)
 
 
 @pytest.mark.parametrize("dataset", get_args(TorchvisionDataset))

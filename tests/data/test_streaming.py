@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from bsweep import data
-from bsweep.config.data import SyntheticConfig
 from bsweep.core.ranks import Place
 from bsweep.data import augment, plan
 from bsweep.data import dataset as datasets
 from bsweep.data.dataset import Dataset, placed
 from bsweep.data.streaming import Part
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from bsweep.train import worker
+from bsweep.train.job import Job
+from tests.data.test_data import SYNTHETIC
 from tests.support.running import TINY, compose
 
 CPU, OTHER = torch.device("cpu"), torch.device("cpu", 0)
@@ -60,19 +62,10 @@ def test_streamed_steps_are_those_that_were_asked_for(
     steps = list(plan.epoch_order(40, seed=0, epoch=1).split(9))
     for number, step in enumerate(steps):
         part.expect(steps[number : number + 2])
+        part._thread.submit(lambda: None).result()
+        assert fetched == [9, 9, 9, 9, 4][: number + 2], "each step once, before it is taken"
         for i in range(num_passes):
             check(part, images, plan.even_part(step, i, num_passes))
-    assert fetched == [9, 9, 9, 9, 4], "each step once"
-
-
-def test_the_next_step_is_fetched_before_it_is_taken() -> None:
-    part, images = some_part(OTHER)
-    steps = list(torch.arange(12).split(4))
-    part.expect(steps[:2])
-    check(part, images, steps[0])
-    ((indices, future),) = part._coming
-    assert torch.equal(indices, steps[1])
-    assert torch.equal(future.result(timeout=30).tensors[0], images[4:8])
 
 
 def test_the_thread_that_fetches_uses_the_gpu_of_its_worker(
@@ -109,21 +102,11 @@ def test_a_part_on_its_device_is_never_copied() -> None:
     part, images = some_part(CPU)
     part.expect([torch.arange(4)])
     assert not part.streams
-    assert not part._coming
     check(part, images, torch.arange(4))
 
 
 def synthetic() -> Dataset:
-    config = SyntheticConfig(
-        name="synthetic",
-        shape=(3, 4, 4),
-        num_classes=2,
-        num_train=90,
-        num_test=10,
-        subset=None,
-        crop_padding=0,
-        flip=False,
-    )
+    config = replace(SYNTHETIC, shape=(3, 4, 4), num_classes=2, num_train=90, num_test=10)
     return data.load(config, CPU)
 
 
@@ -152,23 +135,24 @@ def test_what_fits_is_kept_on_the_device(
     assert meta.train_inputs.device == meta.train_labels.device
 
 
-@pytest.mark.parametrize(("free", "fits"), [(2 * 90 * (75 + 8) - 1, False), (2 * 90 * 83, True)])
-def test_the_border_counts_among_what_must_fit(
-    free: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("free", "wanted", "fits"),
+    [
+        (2 * 90 * (75 + 8) - 1, "auto", False),
+        (2 * 90 * 83, "auto", True),
+        (100, "cuda", True),
+        (10**6, "cpu", False),
+    ],
+)
+def test_cropped_images_have_a_border_where_they_fit_on_the_device(
+    free: int, wanted: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 90 images of 3 x 5 x 5 bytes with it, and 3 x 4 x 4 without it."""
     monkeypatch.setattr(datasets, "free_bytes", lambda device: free)
-    found = placed(synthetic(), torch.device("meta"), "auto", True)
-    assert (found.bordered is not None) == fits
-    assert found.bordered is None or found.bordered.nbytes == 90 * 75
-
-
-def test_cropped_images_have_a_border_where_they_stay_on_the_device() -> None:
     dataset, meta = synthetic(), torch.device("meta")
-    for wanted in ("cuda", "cpu"):
-        found = placed(dataset, meta, wanted, True)
-        assert found.train_inputs.shape == dataset.train_inputs.shape
-        assert (found.bordered is not None) == (wanted == "cuda")
+    found = placed(dataset, meta, wanted, True)  # type: ignore[arg-type]
+    assert found.train_inputs.shape == dataset.train_inputs.shape
+    assert (found.bordered.nbytes if found.bordered is not None else 0) == fits * 90 * 75
     assert placed(dataset, meta, "cuda").bordered is None
     assert placed(dataset, CPU, "cuda", True).bordered is None
 
@@ -193,50 +177,35 @@ POINT = (
 )
 
 
-@pytest.mark.full
-def test_a_run_on_images_with_a_border_is_the_same_run(
+def test_a_run_on_streamed_examples_or_images_with_a_border_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
-    for name in ("without", "with"):
+    def trained(name: str) -> Job:
         (tmp_path / name).mkdir()
-        job = worker.train(compose(*POINT, "data.flip=true"), RunPaths(tmp_path / name), Place())
-        found.append(job.vector.parameters)
-        monkeypatch.setattr(datasets, "placed", on_a_gpu)
-    assert job.dataset.bordered is not None
-    assert torch.equal(*found)
+        return worker.train(compose(*POINT, "data.flip=true"), RunPaths(tmp_path / name), Place())
+
+    def losses(name: str) -> list[float]:
+        records, _ = read_records(tmp_path / name / "metrics.jsonl")
+        return [record["test_loss"] for record in records if record["type"] == "epoch"]
+
+    resident = trained("resident")
+    monkeypatch.setattr(datasets, "placed", lambda dataset, *_: replace(dataset, device=OTHER))
+    streamed = trained("streamed")
+    monkeypatch.setattr(datasets, "placed", on_a_gpu)
+    bordered = trained("bordered")
+    assert not resident.dataset.train.streams
+    assert streamed.dataset.train.streams
+    assert bordered.dataset.bordered is not None
+    for job in (streamed, bordered):
+        assert torch.equal(job.vector.parameters, resident.vector.parameters)
+    assert losses("resident") == losses("streamed") == losses("bordered")
+    assert len(losses("resident")) == 2
 
 
 def on_a_gpu(dataset: Dataset, *_: object) -> Dataset:
     """The tensors that a GPU would have, on a CPU."""
     images = augment.bordered(dataset.train_inputs, CPU)
     return replace(dataset, bordered=images, train_inputs=images[..., :-1, :-1])
-
-
-def test_a_run_on_streamed_examples_is_the_same_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = compose(*POINT)
-    assert (
-        config.run_id
-        == compose(*POINT, "data.device=auto").run_id
-        != compose(*POINT, "data.device=cpu").run_id
-    )
-    for name in ("resident", "streamed"):
-        (tmp_path / name).mkdir()
-    resident = worker.train(config, RunPaths(tmp_path / "resident"), Place())
-    monkeypatch.setattr(datasets, "placed", lambda dataset, *_: replace(dataset, device=OTHER))
-    streamed = worker.train(config, RunPaths(tmp_path / "streamed"), Place())
-    assert streamed.dataset.train.streams
-    assert not resident.dataset.train.streams
-    assert torch.equal(resident.vector.parameters, streamed.vector.parameters)
-    ends = [
-        (tmp_path / name / "metrics.jsonl").read_text().splitlines()[-2]
-        for name in ("resident", "streamed")
-    ]
-    losses = [line.partition('"test_loss"')[2].partition(",")[0] for line in ends]
-    assert losses[0] == losses[1]
-    assert losses[0]
 
 
 @pytest.mark.gpu

@@ -5,7 +5,6 @@ in real runs.
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,11 @@ from bsweep import data
 from bsweep.config.data import TextConfig
 from bsweep.data import cache
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records, read_summary
-from tests.support.running import bsweep, imported_first, ran_ok, write_text
+from bsweep.runlog.reading import read_records
+from tests.data.test_data import refuses
+from tests.support.running import bsweep, imported_first, ran_ok, summaries, write_text
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    data._prepared.cache_clear()
 
 
 def text(path: Path, **changes: Any) -> TextConfig:
@@ -64,9 +58,7 @@ def test_a_text_is_in_memory_once(tmp_path: Path) -> None:
     assert dataset.train_inputs.untyped_storage().nbytes() == 1000
 
 
-def test_a_subset_of_a_text_is_random_repeatable_and_nested(
-    tmp_path: Path,
-) -> None:
+def test_a_subset_of_a_text_is_random_repeatable_and_nested(tmp_path: Path) -> None:
     path = write_text(tmp_path / "text.txt", 4000)
     whole, ten, again, five = (
         data.load(text(path, subset=size), CPU) for size in (None, 10, 10, 5)
@@ -126,26 +118,13 @@ def test_a_tokenizers_tokens_spell_the_text_and_are_made_once(tmp_path: Path) ->
     assert len(data.load(config, CPU).train_inputs) < len(dataset.train_inputs)
 
 
-def refuses(config: TextConfig, *parts: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(parts[0])) as caught:
-        data.prepare(config)
-    for part in parts[1:]:
-        assert part in str(caught.value)
-
-
 def test_what_cannot_be_a_text_is_named(tmp_path: Path) -> None:
     path = write_text(tmp_path / "text.txt", 1000)
     refuses(text(tmp_path / "nowhere.txt"), "data.path=", "nowhere.txt", "give a text file")
     refuses(text(tmp_path), "data.path=", "Is a directory")
-    refuses(
-        text(path, tokenizer=str(tmp_path / "none.json")),
-        "data.tokenizer=",
-        "none.json",
-        "null for bytes",
-    )
-    refuses(
-        text(path, tokenizer=str(path)), "is not a Hugging Face tokenizer.json", "null for bytes"
-    )
+    missing = text(path, tokenizer=str(tmp_path / "none.json"))
+    refuses(missing, "data.tokenizer=", "none.json", "null for bytes")
+    refuses(text(path, tokenizer=str(path)), "not a Hugging Face tokenizer.json", "null for bytes")
     refuses(text(path, subset=188), "data.subset=188 is larger than the training set of 187")
 
 
@@ -156,31 +135,18 @@ def test_a_text_shorter_than_a_sequence_is_refused(
     tmp_path: Path, num_bytes: int, test_share: float
 ) -> None:
     path = write_text(tmp_path / "text.txt", num_bytes)
-    parts = (
-        "data.sequence_length=4",
-        f"has {num_bytes} tokens",
-        "each need 5 tokens",
-        "a longer text",
-    )
-    refuses(text(path, test_share=test_share), *parts)
+    remedies = ("each need 5 tokens", "a longer text")
+    said = (f"has {num_bytes} tokens", "data.sequence_length=4")
+    refuses(text(path, test_share=test_share), *said, *remedies)
 
 
 @pytest.mark.full
 def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
     path = write_text(tmp_path / "text.txt", 20_000)
     arguments = (
-        "local_batch=16",
-        "data=text",
-        f"data.path={path}",
-        "data.sequence_length=32",
-        "model=llama_tiny",
-        "precision=fp32",
-        "optimizer=adamw",
-        "optimizer.lr=0.003",
-        "epochs=3",
-        "launch=inline",
-        "strategy=single",
-        "study=s",
+        *("data=text", f"data.path={path}", "data.sequence_length=32", "model=llama_tiny"),
+        *("optimizer=adamw", "optimizer.lr=0.003", "precision=fp32", "local_batch=16"),
+        *("epochs=3", "launch=inline", "strategy=single", "study=s"),
     )
     result = ran_ok("run", "--report", *arguments, cwd=tmp_path)
     assert "tokens/s" in result.stderr
@@ -211,20 +177,12 @@ def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path
         (tmp_path / f"home{rank}").mkdir()
         write_text(tmp_path / f"home{rank}/text.txt", 4000, seed=rank)
     arguments = (
-        "local_batch=4",
-        "num_workers=2",
-        "strategy=allreduce",
-        "data=text",
-        "data.path='~/text.txt'",
-        "data.sequence_length=16",
-        "model=llama_tiny",
-        "study=s",
+        *("data=text", "data.path='~/text.txt'", "data.sequence_length=16", "model=llama_tiny"),
+        *("local_batch=4", "num_workers=2", "strategy=allreduce", "study=s"),
     )
     result = bsweep("run", *arguments, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
-    (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
-    end = read_summary(RunPaths(folder))
-    assert end is not None
+    (end,) = summaries(tmp_path).values()
     assert end["status"] == "failed"
     assert "rank 1 has different data from rank 0" in end["message"]
     assert "Give all hosts the same files" in end["message"]

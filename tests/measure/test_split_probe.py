@@ -13,7 +13,8 @@ import pytest
 from bsweep import allocation
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.runlog.probe_file import ProbedSplit, SplitBatch
+from bsweep.launch import Outcome
+from bsweep.runlog.probe_file import ProbedSplit
 from bsweep.study import side_runs, split_probe
 from tests.support.running import bsweep, compose, ran_ok, summaries
 
@@ -62,61 +63,64 @@ def test_each_way_of_splitting_has_its_largest_batch_in_one_file(tmp_path: Path)
     assert ends == {smaller: "completed", 2 * largest: "out_of_memory"}
 
 
-@pytest.mark.full
-def test_a_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
-    (found,) = probed(tmp_path, "strategy=sharded", "local_batch=128", LIMIT)
-    assert found["stopped_by"] == "out_of_memory"
-    assert found["largest_batch"] < 128
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine of 1000 free bytes, on which a probe of a pipeline's runs takes no time."""
+    machine = Machine(f"results_dir={tmp_path}")
+    monkeypatch.setattr(side_runs, "try_out", machine.try_out)
+    monkeypatch.setattr(split_probe, "available_bytes", lambda: 1000)
+    return machine
+
+
+class Machine:
+    """Says how a run at a local batch ends; batches are multiples of 4, for 4 micro-batches."""
+
+    def __init__(self, *words: str) -> None:
+        pipeline = ("strategy=pipeline", "strategy.microbatches=4", "local_batch=8")
+        self.config = compose(*POINT, "data.num_train=100", *pipeline, *words)
+        self.most, self.seconds, self.bytes = 99, 0.01, 1
+        self.tried: list[int] = []
+        self.failure = ""
+
+    def try_out(self, config: RunConfig, *_: object) -> side_runs.Tried | str:
+        batch = config.local_batch or 0
+        self.tried.append(batch)
+        if batch > self.most:
+            return self.failure or "out_of_memory: no room"
+        return side_runs.Tried(self.seconds, 0.0, 100, peak_bytes=self.bytes * batch or None)
+
+    def probed(self) -> tuple[Outcome, ProbedSplit]:
+        outcome = split_probe.probe(self.config, lambda _: None)
+        (found,) = allocation.kept_probe(self.config).splits
+        return outcome, found
 
 
 @pytest.mark.parametrize(
-    ("fits", "too_large", "expected"),
+    ("key", "value", "tried", "largest", "stopped_by"),
     [
-        ((8,), (), (16, "")),
-        ((8, 16), (32,), (24, "")),
-        ((8, 16), (24, 32), (0, "out_of_memory")),
-        ((16, 24), (32,), (0, "out_of_memory")),
-        ((), (8,), (4, "")),
-        ((), (8, 4), (0, "")),
-        ((4,), (8,), (0, "out_of_memory")),
-        ((512,), (), (0, "examples")),
+        ("most", 31, [8, 16, 32, 24], 24, "out_of_memory"),
+        ("most", 23, [8, 16, 32, 24], 16, "out_of_memory"),
+        ("most", 4, [8, 4], 4, "out_of_memory"),
+        ("most", 99, [8, 16, 32, 64], 64, "examples"),
+        ("seconds", 100.0, [8], 8, "seconds"),
+        ("bytes", 31, [8, 16], 16, "memory"),
+        ("bytes", 0, [8], 8, "memory"),  # which nobody recorded
     ],
 )
-def test_the_next_batch_is_a_multiple_of_the_micro_batches(
-    fits: tuple[int, ...], too_large: tuple[int, ...], expected: tuple[int, str]
+def test_batches_double_and_halve_to_the_largest_that_fits(
+    machine: Machine, key: str, value: float, tried: list[int], largest: int, stopped_by: str
 ) -> None:
-    config = compose(*POINT, "strategy=pipeline", "strategy.microbatches=4", "local_batch=8")
-    found: dict[int, SplitBatch | None] = {one: SplitBatch(one, 0.01, 1) for one in fits}
-    found |= dict.fromkeys(too_large)
-    if fits == (512,):
-        config = compose(*POINT, "strategy=pipeline", "local_batch=8", "data.num_train=800")
-    assert split_probe._next(config, found) == expected
+    setattr(machine, key, value)
+    outcome, found = machine.probed()
+    assert outcome.status == "completed"
+    assert machine.tried == tried
+    assert (found.largest_batch, found.stopped_by) == (largest, stopped_by)
 
 
-def test_slow_steps_and_full_machines_end_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = compose(*POINT, "strategy=sharded", "local_batch=8")
-    seconds = split_probe._MOST_SECONDS / side_runs.TRIED_STEPS
-    assert split_probe._next(config, {8: SplitBatch(8, seconds, None)}) == (0, "seconds")
-    monkeypatch.setattr(split_probe, "available_bytes", lambda: 1000)
-    assert split_probe._next(config, {8: SplitBatch(8, 0.01, 251)}) == (0, "memory")
-    assert split_probe._next(config, {8: SplitBatch(8, 0.01, 250)}) == (16, "")
-    assert split_probe._next(config, {8: SplitBatch(8, 0.01, None)}) == (0, "memory")
-
-
-@pytest.mark.full
-def test_what_was_measured_before_a_failure_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = side_runs.try_out
-
-    def fails_at_16(config: RunConfig, *rest: Any) -> side_runs.Tried | str:
-        return "failed: a cable" if config.local_batch == 16 else real(config, *rest)
-
-    monkeypatch.setattr(side_runs, "try_out", fails_at_16)
-    config = compose(*POINT, "strategy=sharded", "local_batch=8", f"results_dir={tmp_path}")
-    outcome = split_probe.probe(config, lambda line: None)
+def test_what_was_measured_before_a_failure_is_written(machine: Machine) -> None:
+    machine.most, machine.failure = 8, "failed: a cable"
+    outcome, found = machine.probed()
     assert (outcome.status, outcome.message) == ("failed", "local batch 16: a cable")
-    (found,) = allocation.kept_probe(config).splits
     assert (found.largest_batch, found.stopped_by) == (8, "failed")
 
 
@@ -135,31 +139,20 @@ def test_a_file_that_is_no_probe_is_kept_and_said(tmp_path: Path) -> None:
         assert path.read_text() == text
 
 
-def test_whole_and_split_models_share_a_file(tmp_path: Path) -> None:
-    config = compose(*POINT, "strategy=sharded", "local_batch=8", f"results_dir={tmp_path}")
-    path = allocation.probe_path(config)
+def test_whole_and_split_models_share_a_file(machine: Machine) -> None:
+    machine.probed()
+    machine.probed()
+    assert allocation.split_table(machine.config).count("pipeline") == 1
+    path = allocation.probe_path(machine.config)
+    diloco = ("strategy=diloco", "allocation=hybrid", "local_batch=8")
+    with pytest.raises(ConfigError, match="has only split models"):
+        allocation.read_probe(compose(*POINT, *diloco, f"results_dir={path.parents[1]}"))
     worker = {
         "host": "h", "device": "cpu", "precision": "fp32", "memory_bytes": None,
         "peak_flops": 1e9, "batches": [{"local_batch": 1, "step_seconds": 0.1}],
         "largest_batch": 1, "stopped_by": "seconds",
     }  # fmt: skip
     whole = {"schema": 2, "probed": {}, "workers": [worker], "exchange_seconds": 0.1}
-    allocation.write_probe(config, whole)
-    assert json.loads(path.read_text()) == {**whole, "splits": []}
-    batches = (SplitBatch(8, 0.1, None),)
-    found = ProbedSplit(allocation.probed_of_split(config), batches, 8, "seconds")
-    allocation.write_split_probe(config, found)
-    allocation.write_probe(config, whole)
-    assert len(allocation.kept_probe(config).splits) == 1
-
-
-def test_an_allocation_wants_a_probe_of_whole_models(tmp_path: Path) -> None:
-    words = (*POINT, "local_batch=8", f"results_dir={tmp_path}")
-    split = compose(*words, "strategy=sharded")
-    batches = (SplitBatch(8, 0.1, None),)
-    found = ProbedSplit(allocation.probed_of_split(split), batches, 8, "seconds")
-    allocation.write_split_probe(split, found)
-    allocation.write_split_probe(split, found)
-    assert allocation.split_table(split).count("sharded") == 1
-    with pytest.raises(ConfigError, match="has only split models"):
-        allocation.read_probe(compose(*words, "strategy=diloco", "allocation=hybrid"))
+    splits = json.loads(path.read_text())["splits"]
+    allocation.write_probe(machine.config, whole)
+    assert json.loads(path.read_text()) == {**whole, "splits": splits}

@@ -24,38 +24,27 @@ from tests.support.running import TINY, compose
 POINT = (*TINY, "model=tiny_cnn", "local_batch=8", "launch=inline", "strategy=single", "study=s")
 
 
-@pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """The batch of each timed step, and True if it is compiled; nothing compiles in these."""
-    traced = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
-    monkeypatch.setattr(torch, "compile", traced)
-    monkeypatch.setattr(timed_steps, "NUM_STEPS", 2)
-    found: list[tuple[int, bool]] = []
+@pytest.mark.full
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_probe_times_steps_compiled_as_those_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_compiled: bool
+) -> None:
+    """Without compiling in them, also for more batches than torch compiles the same code for."""
+    timed: list[tuple[int, bool]] = []  # the batch of each timed step, and True if it is compiled
     plain = step.train_step
 
     def seen(job: Job, batch: Any, part: Any, *more: Any) -> Any:
         compiled = job.compiled
-        if not (compiled and compiled._is_open):
-            found.append((len(part), compiled is not None and len(part) in compiled._sizes))
-        with torch.compiler.set_stance("default" if is_open(job) else "fail_on_recompile"):
+        is_open = not compiled or compiled._is_open
+        if not (compiled and is_open):
+            timed.append((len(part), compiled is not None and len(part) in compiled._sizes))
+        with torch.compiler.set_stance("default" if is_open else "fail_on_recompile"):
             return plain(job, batch, part, *more)
 
-    def is_open(job: Job) -> bool:
-        return not job.compiled or job.compiled._is_open
-
     monkeypatch.setattr(step, "train_step", seen)
-    return found
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("is_compiled", [True, False])
-def test_a_probe_times_steps_compiled_as_those_of_the_run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    timed: list[tuple[int, bool]],
-    is_compiled: bool,
-) -> None:
-    """Without compiling in them, also for more batches than torch compiles the same code for."""
+    traced = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", traced)
+    monkeypatch.setattr(timed_steps, "NUM_STEPS", 2)
     monkeypatch.setattr(probe_worker, "_next", lambda batch, _: batch + 1)
     monkeypatch.setitem(probe_worker._MATRIX_SIDE, "cpu", 8)
     words = (*POINT, "precision=fp32", "channels_last=false", f"results_dir={tmp_path}")

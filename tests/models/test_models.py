@@ -5,13 +5,12 @@ special about each.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bsweep import data, models
 from bsweep.config.models import LlamaConfig, VGG16Config
@@ -57,11 +56,8 @@ def test_vgg16_has_its_published_parameters_whatever_the_side(side: int) -> None
     assert sum(parameter.numel() for parameter in model.parameters()) == 138_357_544
     assert model(torch.empty(2, 3, side, side, device="meta")).shape == (2, 1000)
     assert [m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)] == [0.25, 0.25]
-
-
-def test_vgg16_takes_other_channels_and_classes() -> None:
-    model = vgg16(num_classes=10, in_channels=1)
-    assert model(torch.empty(2, 1, 32, 32, device="meta")).shape == (2, 10)
+    other = vgg16(num_classes=10, in_channels=1)
+    assert other(torch.empty(2, 1, side, side, device="meta")).shape == (2, 10)
 
 
 def llama(name: str, vocabulary_size: int = 256) -> Llama:
@@ -124,10 +120,6 @@ def test_an_untrained_llama_guesses_in_every_precision(precision: str) -> None:
     tokens, labels = torch.randint(256, (2, 4, 64))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
         logits = model(tokens)
-    assert (
-        logits.dtype
-        == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[precision]
-    )
     loss = F.cross_entropy(logits.flatten(0, 1).double(), labels.flatten())
     loss.backward()
     assert loss.item() == pytest.approx(math.log(256), abs=0.1)
@@ -138,49 +130,20 @@ def test_an_untrained_llama_guesses_in_every_precision(precision: str) -> None:
 
 
 def test_a_vocabulary_other_than_the_datas_is_refused() -> None:
-    config = compose(
-        "local_batch=8",
-        "data=text",
-        "data.path=somewhere",
-        "model=llama_tiny",
-        "model.vocabulary_size=99",
-    )
+    config = compose("local_batch=8", *TEXT, "model.vocabulary_size=99")
     config.model.check_num_classes(99)
     with pytest.raises(ValueError, match=r"model\.vocabulary_size=99, .* 256 tokens: .*null"):
         config.model.check_num_classes(256)
 
 
-@pytest.mark.full(but=5)
 @pytest.mark.parametrize("name", ["resnet18", "vgg16", "tiny_cnn", "llama_tiny", "llama_150m"])
-@pytest.mark.parametrize("number", [3, 7])
-def test_tensors_need_no_gaps_for_the_fast_kernels_of_gpus(name: str, number: int) -> None:
+def test_tensors_need_no_gaps_for_the_fast_kernels_of_gpus(name: str) -> None:
     """These read 16 bytes at once, which are four numbers in fp32."""
     data = ("data=text", "data.path=somewhere") if name.startswith("llama") else ()
     config = compose("local_batch=8", f"model={name}", *data).model
     with torch.device("meta"):
-        model = models.build(config, num_classes=number, shape=(number, 32, 32))
+        model = models.build(config, num_classes=7, shape=(7, 32, 32))
     assert not [part.name for part in layout(model) if part.start % 4]
-
-
-@pytest.mark.parametrize("name", ["resnet18", "vgg16", "tiny_cnn"])
-def test_models_that_get_rounded_images_only_convolve_them(name: str) -> None:
-    config = compose("local_batch=8", f"model={name}").model
-    assert config.casts_images_first
-    images, takers = torch.empty(2, 3, 32, 32, device="meta"), []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if any(given is images for given in args):
-                takers.append(function.overloadpacket.__name__)
-            return function(*args, **(kwargs or {}))
-
-    with torch.device("meta"):
-        model = models.build(config, num_classes=3, shape=(3, 32, 32))
-    with Watch():  # type: ignore[no-untyped-call]
-        model(images)
-    assert takers == ["convolution"]
 
 
 @pytest.mark.parametrize("name", ["resnet18", "tiny_cnn", "llama_tiny"])
@@ -200,35 +163,23 @@ def test_the_pieces_of_a_model_compute_what_it_computes(name: str) -> None:
 def test_a_layer_without_parameters_belongs_to_the_piece_before_it() -> None:
     card = VGG16Config(name="vgg16", dropout=0.25)
     pieces = models.pieces(card, vgg16())
-    assert [name for name, _ in pieces][-4:] == [
-        "features.28",
-        "classifier.0",
-        "classifier.3",
-        "classifier.6",
-    ]
     assert len(pieces) == 16
+    assert pieces[-1][0] == "classifier.6"
     first = torch.empty(2, 3, 32, 32, device="meta")
     assert pieces[1][1](pieces[0][1](first)).shape == (2, 64, 16, 16)
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    "row",
     [
-        (("model=tiny_cnn", "num_workers=4"), ["4 stages", "3 pieces (conv1, conv2, head)"]),
-        (
-            ("model=tiny_cnn", "strategy.cuts=[3]"),
-            ["strategy.cuts=[3]", "cuts are between 1 and 2"],
-        ),
-        (
-            ("model=torchvision", "model.architecture=squeezenet1_0"),
-            ["model=torchvision cannot be cut", "nn.Sequential", "pieces()"],
-        ),
+        ("model=tiny_cnn num_workers=4", "4 stages", "3 pieces (conv1, conv2, head)"),
+        ("model=tiny_cnn strategy.cuts=[3]", "strategy.cuts=[3]", "cuts are between 1 and 2"),
+        ("model=torchvision model.architecture=squeezenet1_0", "nn.Sequential", "pieces()"),
     ],
 )
-def test_a_model_that_cannot_be_cut_so_is_refused(
-    words: tuple[str, ...], expected: list[str]
-) -> None:
-    config = compose("strategy=pipeline", "num_workers=2", "local_batch=8", *words)
+def test_a_model_that_cannot_be_cut_so_is_refused(row: tuple[str, ...]) -> None:
+    words, *expected = row
+    config = compose("strategy=pipeline", "num_workers=2", "local_batch=8", *words.split())
     with pytest.raises(ConfigError) as caught:
         models.check_model(config, 10, (3, 32, 32))
     for said in expected:
@@ -276,10 +227,7 @@ def test_pieces_of_an_own_model_are_tried_before_a_run(
     split = ("strategy=pipeline", "num_workers=2", "local_batch=8")
     config = compose(*TINY, *words, *split).resolved()
     info = data.prepare(config.data)
-    if not said:
-        models.try_model(config, info)
-        return
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) if wrong else nullcontext():
         models.try_model(config, info)
 
 

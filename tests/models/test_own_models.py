@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -19,9 +18,9 @@ from bsweep.config.values import ConfigError
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.data.dataset import from_images
 from bsweep.data.info import DataInfo
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.study import branching
+from tests.study.test_run import runs, summary
 from tests.support.running import TINY, bsweep, compose, ran_ok
 
 ALONE = ("strategy=single", "launch=inline")
@@ -117,46 +116,43 @@ def outline(*overrides: str, shape: tuple[int, ...] = (3, 8, 8)) -> tuple[int, .
     return tuple(parameter.shape[0] for parameter in model.parameters())
 
 
+def library(name: str, architecture: str) -> tuple[str, str]:
+    return f"model={name}", f"model.architecture={architecture}"
+
+
 def test_a_function_of_a_file_gives_the_model_that_its_options_say(folder: Path) -> None:
-    assert outline("model=own", "model.target=mine.py:flat", "+model.options.width=7") == (
-        7,
-        7,
-        10,
-        10,
-    )
+    wide = outline("model=own", "model.target=mine.py:flat", "+model.options.width=7")
+    assert wide == (7, 7, 10, 10)
     assert outline("model=own", "model.target=mine.py:looks_at_numbers") == (4, 4, 10, 10)
 
 
 @pytest.mark.parametrize(
-    ("target", "options", "expected"),
+    ("words", "expected"),
     [
+        ("returns_none", "mine.py:returns_none: it returned NoneType, not a torch.nn"),
+        ("frozen", "has no trainable parameters"),
+        ("lazy", "parameter 1.weight has no shape before the first batch"),
+        ("complex_numbers", "parameter weight is torch.complex64"),
         (
-            "returns_none",
-            (),
-            "mine.py:returns_none: it returned NoneType, not a torch.nn.modules.module.Module",
-        ),
-        ("frozen", (), "has no trainable parameters"),
-        ("lazy", (), r"parameter 1.weight has no shape before the first batch"),
-        ("complex_numbers", (), "parameter weight is torch.complex64"),
-        ("flat", ("+model.options.widht=3",), "Did you mean 'width'"),
-        (
-            "passes_on",
-            ("+model.options.widht=3",),
+            "passes_on +model.options.widht=3",
             r'it raised an error:(.|\n)*mine.py", line .*(.|\n)*widht',
         ),
         (
-            "flat",
-            ("+model.options.norm=true", "local_batch=1"),
+            "flat +model.options.norm=true local_batch=1",
             "local_batch=1 with model=own: BatchNorm needs",
         ),
-        ("nowhere", (), "there is no 'nowhere'"),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_anything_starts(
-    folder: Path, target: str, options: tuple[str, ...], expected: str
+    folder: Path, words: str, expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
-        checked("model=own", f"model.target=mine.py:{target}", *options)
+        checked("model=own", *f"model.target=mine.py:{words}".split())
+
+
+IMAGES = DataInfo(8, 8, (3, 8, 8), (), 10)
+NUMBERS = DataInfo(8, 8, (20,), (), 10, inputs="numbers")
+REGRESSION = DataInfo(8, 8, (3, 8, 8), (), 1, label_shape=(2,), is_regression=True)
 
 
 @pytest.mark.parametrize(
@@ -164,28 +160,23 @@ def test_what_cannot_be_trained_is_said_before_anything_starts(
     [
         (
             "model=own model.target=mine.py:wrong_shape",
-            DataInfo(8, 8, (3, 8, 8), (), 10),
+            IMAGES,
             r"returned a tensor of shape \[8, 7\] for .* not logits \[8, 10\]: return logits",
         ),
         (
-            "model=own model.target=mine.py:Pair",
-            DataInfo(8, 8, (3, 8, 8), (), 10),
-            r"returned tuple for targets of shape \[8\], .* or give the model methods loss",
-        ),
-        (
             "model=own model.target=mine.py:too_narrow",
-            DataInfo(8, 8, (3, 8, 8), (), 10),
+            IMAGES,
             r"cannot take 8 examples of shape \[3, 8, 8\]: RuntimeError: .*mat1 and mat2 .* Choose",
         ),
         (
             "model=tiny_cnn data=own data.target=mine.py:flat",
-            DataInfo(8, 8, (20,), (), 10, inputs="numbers"),
+            NUMBERS,
             r"tiny_cnn cannot take 8 examples of shape \[20\]: RuntimeError: .*conv2d.* Choose",
         ),
         (
             "model=tiny_cnn data=own data.target=mine.py:flat",
-            DataInfo(8, 8, (3, 8, 8), (), 1, label_shape=(2,), is_regression=True),
-            r"the labels are floating-point numbers, .* give your model a method loss",
+            REGRESSION,
+            "the labels are floating-point numbers, .* give your model a method loss",
         ),
     ],
 )
@@ -214,97 +205,57 @@ def test_a_model_that_does_not_fit_the_data_starts_nothing(folder: Path) -> None
     assert result.returncode == 2
     (said,) = result.stderr.splitlines()
     assert said.startswith("bsweep: model.target=mine.py:Pair, tried on 8 examples of shape")
+    assert "returned tuple for targets of shape [8], " in said
+    assert "or give the model methods loss" in said
     assert not (folder / "results").exists()
 
 
 def test_local_batch_1_is_for_models_without_batchnorm(folder: Path) -> None:
     assert checked("model=own", "model.target=mine.py:flat", "local_batch=1")
-    assert checked(
-        "model=torchvision", "model.architecture=squeezenet1_1", "local_batch=1", shape=(3, 32, 32)
-    )
+    assert checked(*library("torchvision", "squeezenet1_1"), "local_batch=1", shape=(3, 32, 32))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("library", "architecture", "options", "shape"),
+    ("name", "words", "channels"),
     [
-        ("timm", "resnet18", (), (1, 32, 32)),
-        ("timm", "vit_tiny_patch16_224", ("+model.options.img_size=32",), (3, 32, 32)),
-        ("torchvision", "resnet18", (), (3, 32, 32)),
-        ("torchvision", "regnet_y_400mf", (), (3, 32, 32)),
+        ("timm", "resnet18", 1),
+        ("timm", "vit_tiny_patch16_224 +model.options.img_size=32", 3),
+        ("torchvision", "resnet18", 3),
+        ("torchvision", "regnet_y_400mf", 3),
     ],
 )
-def test_libraries_models_are_built_for_the_data(
-    library: str, architecture: str, options: tuple[str, ...], shape: tuple[int, ...]
-) -> None:
-    assert (
-        outline(f"model={library}", f"model.architecture={architecture}", *options, shape=shape)[-1]
-        == 10
-    )
+def test_libraries_models_are_built_for_the_data(name: str, words: str, channels: int) -> None:
+    architecture, *more = words.split()
+    assert outline(*library(name, architecture), *more, shape=(channels, 32, 32))[-1] == 10
 
 
 @pytest.mark.full(but=6)
 @pytest.mark.parametrize(
-    ("library", "architecture", "more", "shape", "expected"),
+    ("name", "words", "shape", "expected"),
     [
-        (
-            "timm",
-            "resnt50",
-            (),
-            (3, 32, 32),
-            "timm has no such classifier. Did you mean 'resnet50'?",
-        ),
+        ("timm", "resnt50", (3, 32, 32), "timm has no such classifier. Did you mean 'resnet50'?"),
+        ("torchvision", "resnet5", (3, 32, 32), "torchvision has no such classifier. Did you mean"),
+        ("torchvision", "resnet18", (1, 32, 32), "but these have 1: use model=timm"),
+        ("torchvision", "alexnet", (3, 32, 32), "images of shape [3, 32, 32]"),
         (
             "torchvision",
-            "resnet5",
-            (),
-            (3, 32, 32),
-            "torchvision has no such classifier. Did you mean 'resnet50'?",
-        ),
-        (
-            "torchvision",
-            "resnet18",
-            (),
-            (1, 32, 32),
-            "images of 3 channels, but these have 1: use model=timm",
-        ),
-        ("torchvision", "alexnet", (), (3, 32, 32), "images of shape [3, 32, 32]"),
-        (
-            "torchvision",
-            "googlenet",
-            ("+model.options.init_weights=false",),
+            "googlenet +model.options.init_weights=false",
             (3, 96, 96),
             "the model returns GoogLeNetOutputs for two images in training mode",
         ),
-        (
-            "timm",
-            "vit_tiny_patch16_224",
-            (),
-            (3, 32, 32),
-            "Give other options, such as model.options.img_size=32",
-        ),
-        ("timm", "resnet18", ("+model.options.widht=3",), (3, 32, 32), "widht"),
-        (
-            "timm",
-            "resnet18",
-            ("+model.options.pretrained=true",),
-            (3, 32, 32),
-            "model.options.pretrained=true",
-        ),
-        (
-            "timm",
-            "resnet18",
-            ("local_batch=1",),
-            (3, 32, 32),
-            "local_batch=1 with model=timm: BatchNorm",
-        ),
+        ("timm", "vit_tiny_patch16_224", (3, 32, 32), "such as model.options.img_size=32"),
+        ("timm", "resnet18 +model.options.widht=3", (3, 32, 32), "widht"),
+        ("timm", "resnet18 +model.options.pretrained=true", (3, 32, 32), "options.pretrained=true"),
+        ("timm", "resnet18 local_batch=1", (3, 32, 32), "local_batch=1 with model=timm: BatchNorm"),
     ],
 )
 def test_a_wrong_model_name_or_option_is_refused_before_the_start(
-    library: str, architecture: str, more: tuple[str, ...], shape: tuple[int, ...], expected: str
+    name: str, words: str, shape: tuple[int, ...], expected: str
 ) -> None:
+    architecture, *more = words.split()
     with pytest.raises(ConfigError, match=re.escape(expected)):
-        checked(f"model={library}", f"model.architecture={architecture}", *more, shape=shape)
+        checked(*library(name, architecture), *more, shape=shape)
 
 
 WEIGHTS = ("model=timm", "model.architecture=resnet18", "data.side=32")
@@ -374,10 +325,6 @@ def test_a_file_of_other_weights_is_refused_in_a_sentence(
     assert "\n" not in str(caught.value)
 
 
-def runs(folder: Path) -> list[RunPaths]:
-    return [RunPaths(path.parent) for path in sorted((folder / "results/s").glob("*/config.yaml"))]
-
-
 def test_a_sweep_over_options_and_a_changed_file_are_runs_of_their_own(folder: Path) -> None:
     point = ("local_batch=8", *TINY, *ALONE, "epochs=1", "study=s", "model=own")
     options = ("model.target=mine.py:flat", "model.options.width=3,5", "model.options={norm: true}")
@@ -401,17 +348,11 @@ def test_a_sweep_over_options_and_a_changed_file_are_runs_of_their_own(folder: P
 @pytest.mark.full
 def test_an_error_in_own_code_shows_its_traceback_and_the_sweep_goes_on(folder: Path) -> None:
     """Two workers train what the run folder holds, wherever they are."""
-    options = (
-        "model=own",
-        "model.target=mine.py:Fails",
-        "model.options.rank='1',none",
-        "num_workers=2",
-    )
-    result = bsweep(
-        "run", "-m", "local_batch=8", *TINY, *options, "strategy=allreduce", "study=s", cwd=folder
-    )
+    model = ("model=own", "model.target=mine.py:Fails", "model.options.rank='1',none")
+    point = ("local_batch=8", "num_workers=2", "strategy=allreduce", "study=s")
+    result = bsweep("run", "-m", *TINY, *model, *point, cwd=folder)
     assert result.returncode == 1, result.stderr
-    ends = {summary["status"]: summary["message"] for summary in summaries(folder)}
+    ends = {one["status"]: one["message"] for one in map(summary, runs(folder))}
     assert ends.keys() == {"failed", "completed"}
     lines = ends["failed"].splitlines()
     assert lines[0].startswith("rank 1")
@@ -419,10 +360,6 @@ def test_an_error_in_own_code_shows_its_traceback_and_the_sweep_goes_on(folder: 
     theirs = [line for line in lines if line.strip().startswith("File")]
     assert re.search(r'own/mine_\w+/mine.py", line \d+, in forward', theirs[0])
     assert "step.py" not in ends["failed"]
-
-
-def summaries(folder: Path) -> list[dict[str, str]]:
-    return [json.loads(paths.summary.read_text()) for paths in runs(folder)]
 
 
 def test_a_model_may_have_volumes(folder: Path) -> None:

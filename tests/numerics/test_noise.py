@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,20 +17,16 @@ from torch.optim import SGD
 import bsweep
 from bsweep import analysis
 from bsweep.config.values import ConfigError
-from bsweep.core.ranks import Place
 from bsweep.data import plan
 from bsweep.numerics import noise_scale
 from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
 from bsweep.numerics.vector import Vector
-from bsweep.runlog.files import RunPaths
-from bsweep.train import loop, noise_meter, step, worker
+from bsweep.runlog.reading import read_records
+from bsweep.train import loop, noise_meter
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import CONTRACT, DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
-from tests.support import running
-from tests.support.operations import Operations
-from tests.support.running import ROOT, TINY, compose, forks, popen, ranks
-from tests.train.test_checkpoint import untimed
-from tests.train.test_steps import IMAGES, _threads, on_meta, prepared  # noqa: F401 (the fixture puts threads back)
+from tests.support.running import ROOT, TINY, compose, forks, popen, ran_ok, ranks
+from tests.train.test_steps import _threads, prepared  # noqa: F401 (the fixture puts threads back)
 
 MEASURED = "measure.noise_scale=true"
 # Cuts by time would differ from run to run.
@@ -93,17 +88,10 @@ def test_an_average_forgets_and_says_where_it_knows_too_little() -> None:
     )
 
 
-def test_asking_for_it_is_another_run_and_not_asking_the_one_it_was() -> None:
-    plain = compose("local_batch=8")
-    assert compose("local_batch=8", "measure.noise_scale=false").run_id == plain.run_id
-    assert compose("local_batch=8", MEASURED).run_id != plain.run_id
-
-
 @pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ("strategy=local_sgd", "strategy=local_sgd: its workers do not step together"),
         ("strategy=diloco", "strategy=diloco: its workers do not step together"),
         (
             "strategy=parameter_server strategy.consistency=asynchronous",
@@ -125,27 +113,12 @@ def test_asking_for_it_is_another_run_and_not_asking_the_one_it_was() -> None:
             "strategy=pipeline model=tiny_cnn strategy.replicas=2 strategy.reduce=bf16",
             "strategy.reduce=bf16 rounds the gradient. Use strategy.reduce=fp32, or",
         ),
+        ("num_workers=1 local_batch=1 model=tiny_cnn", "batch of one example: .* batch of 2"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_the_remedy(overrides: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         compose("local_batch=8", "num_workers=2", MEASURED, *overrides.split())
-
-
-def test_one_example_has_no_halves() -> None:
-    with pytest.raises(ConfigError, match=r"batch of one example: .* Use a batch of 2 or more"):
-        compose("local_batch=1", "model=tiny_cnn", MEASURED)
-
-
-def alone(folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    """The records of a lone worker that measures each step."""
-    words = ("strategy=single", "launch=inline", *CONTRACT, *overrides, MEASURED)
-    (folder / "run").mkdir(parents=True)
-    job = worker.set_up(compose(*words), RunPaths(folder / "run"), Place())
-    with job.log:
-        loop.train(job, None)
-    lines = (folder / "run/metrics.jsonl").read_text().splitlines()
-    return [record for line in lines if (record := json.loads(line))["type"] == "noise_scale"]
 
 
 @pytest.fixture
@@ -172,7 +145,11 @@ def test_workers_passes_and_halves_measure_the_same(
     tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     """Two workers' record is the mean over every third step, unless it is an epoch's last."""
-    records = alone(tmp_path, *overrides)
+    job = prepared(tmp_path, *CONTRACT, *overrides, MEASURED)
+    with job.log:
+        loop.train(job, None)
+    every = read_records(job.paths.metrics)[0]
+    records = [record for record in every if record["type"] == "noise_scale"]
     assert [record["num_steps"] for record in records] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
     assert {record["gradient_batch"] for record in records} == {8}
     assert records[0]["num_examples"] == 16
@@ -194,29 +171,18 @@ def test_workers_passes_and_halves_measure_the_same(
 
 def test_a_record_of_uneven_workers_is_what_their_gradients_come_to(tmp_path: Path) -> None:
     """By hand, of ten epochs of one step each, at a rate that moves nothing."""
-    words = (
-        "data.num_train=24",
-        "epochs=10",
-        "optimizer.lr=1e-12",
-        "optimizer.weight_decay=0",
-        MEASURED,
-    )
+    words = ("data.num_train=24", "epochs=10", "optimizer.lr=1e-12", MEASURED)
     sizes = ("global_batch=24", "allocation.local_batches=[5,12,7]")
     (record,) = trained(3, "strategy=horovod", *sizes, *words)[0]["noise_scales"]
     job = prepared(tmp_path, *CONTRACT, *words)
     estimates = []
     for epoch in (1, 4, 7, 10):
         order, crops = plan.epoch_order(24, seed=0, epoch=epoch), job.inputs.crops(epoch, seed=0)
-        gradients = [gradient(job, part, crops) for part in order.split([5, 12, 7])]
-        parts = (
-            sum(
-                size * float(one.square().sum())
-                for size, one in zip((5, 12, 7), gradients, strict=True)
-            )
-            / 24
-        )
-        whole = sum(size * one for size, one in zip((5, 12, 7), gradients, strict=True)) / 24
-        estimates.append(of_parts(float(torch.as_tensor(whole).square().sum()), parts, 3, 24))
+        gradients = torch.stack([gradient(job, part, crops) for part in order.split([5, 12, 7])])
+        weights = torch.tensor([5, 12, 7], dtype=gradients.dtype) / 24
+        whole = float((weights @ gradients).square().sum())
+        parts = float(weights @ gradients.square().sum(dim=1))
+        estimates.append(of_parts(whole, parts, 3, 24))
     expected = torch.tensor(estimates).mean(dim=0).tolist()
     assert (record["gradient_square"], record["variance"]) == pytest.approx(expected, rel=1e-5)
     assert (record["num_gradients"], record["gradient_batch"], record["num_examples"]) == (
@@ -267,25 +233,6 @@ def test_measuring_changes_no_weight_no_statistic_and_no_random_number(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("num_workers", "overrides", "break_off"),
-    [
-        (2, ("strategy=horovod",), (14, 17)),
-        (1, ("strategy=single", "accumulation_steps=2"), (14, 17)),
-        (4, (*PIPELINE, "strategy.replicas=2"), (14, 17)),
-    ],
-)
-def test_a_run_that_was_broken_off_has_the_same_records(
-    num_workers: int, overrides: tuple[str, ...], break_off: tuple[int, int]
-) -> None:
-    words = (*overrides, "epochs=4", MEASURED)
-    whole, again = (trained(num_workers, *words, **how) for how in ({}, {"break_off": break_off}))
-    assert len(whole[0]["noise_scales"]) >= 2
-    assert untimed(again[0]["noise_scales"]) == untimed(whole[0]["noise_scales"])
-    assert torch.equal(again[0]["parameters"], whole[0]["parameters"])
-
-
-@pytest.mark.full
 def test_a_step_whose_gradients_overflow_in_fp16_is_not_counted() -> None:
     words = ("strategy=allreduce", "precision=fp16", "epochs=3", MEASURED)
     (found,) = trained(2, *words, overflow=(1, 4))[0]["noise_scales"][:1]
@@ -293,29 +240,6 @@ def test_a_step_whose_gradients_overflow_in_fp16_is_not_counted() -> None:
     assert found["num_gradients"] == 6
     assert exact["num_gradients"] == 8
     assert found["variance"] == pytest.approx(exact["variance"], rel=0.3)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("num_passes", [1, 2])
-def test_no_measured_step_waits_for_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_passes: int
-) -> None:
-    words = (
-        *IMAGES,
-        "model=resnet18",
-        "precision=fp32",
-        f"accumulation_steps={num_passes}",
-        MEASURED,
-    )
-    job = on_meta(*words, folder=tmp_path, monkeypatch=monkeypatch)
-    batch = torch.arange(8 * num_passes, device="meta")
-    with Operations() as operations:
-        assert job.noise
-        job.noise.begin_step(job.policy.shares(0), len(batch), 0, False)
-        assert job.noise.needs_passes == (num_passes > 1)
-        step.train_step(job, batch, batch, 1, num_passes)
-    assert operations.launched
-    assert not operations.waited
 
 
 @pytest.mark.full
@@ -339,23 +263,10 @@ def test_replicas_of_a_split_model_measure_what_whole_ones_do(
             assert ours[key] == pytest.approx(theirs[key], rel=1e-8), key
 
 
-SLOW = """\
-from torch import nn
-
-def build(num_classes, shape, width=32):
-    first = nn.Conv2d(shape[0], width, 3, padding=1)
-    second = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
-    pool = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return nn.Sequential(first, nn.ReLU(), second, pool, nn.Linear(2 * width, num_classes))
-"""
-
-
 @pytest.mark.full
 def test_a_real_run_predicts_by_its_noise_scale(tmp_path: Path) -> None:
     """One batch alone: without the noise scale there would be nothing to say of others."""
-    (tmp_path / "slow.py").write_text(SLOW)
-    model = "model.target=slow.py:build"
-    data = ("data.side=8", "data.crop_padding=0", "model=own", model, "model.options.width=8")
+    data = ("data.side=8", "data.crop_padding=0", "model=tiny_cnn", "model.width=8")
     kind = ("strategy=single", "launch=inline", "precision=fp32", "channels_last=true", "epochs=5")
     target = (
         "evaluate_every_examples=700",
@@ -364,8 +275,7 @@ def test_a_real_run_predicts_by_its_noise_scale(tmp_path: Path) -> None:
         "study=s",
     )
     measured = (MEASURED, "accumulation_steps=2")
-    ran = running.bsweep("run", "local_batch=16", *data, *kind, *target, *measured, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran_ok("run", "local_batch=16", *data, *kind, *target, *measured, cwd=tmp_path)
     study = bsweep.load(tmp_path / "results/s")
     assert len(study.noise_scales) >= 8
     assert len(analysis.noise_scale(study)) == 1
@@ -428,33 +338,6 @@ def test_a_monitor_finds_the_noise_of_a_quadratic_problem(monkeypatch: pytest.Mo
     assert str(monitor) == f"noise scale {monitor.noise_scale:.3g} examples (1500 steps measured)"
 
 
-def test_a_monitor_leaves_the_loop_as_it_was() -> None:
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
-    batch = torch.randn(8, 4), torch.randint(3, (8,))
-    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
-
-    def all_there_is() -> list[Tensor]:
-        gradients = [one.grad for one in model.parameters() if one.grad is not None]
-        return [*model.buffers(), *gradients, torch.get_rng_state()]
-
-    before = [tensor.clone() for tensor in all_there_is()]
-    monitor = bsweep.NoiseScale(model)
-    monitor.step(batch)
-    after = all_there_is()
-    assert len(after) == 10
-    assert monitor.noise
-    assert monitor.noise.trace > 0
-    assert all(map(torch.equal, before, after))
-
-
-def test_a_lone_example_at_the_end_of_an_epoch_counts_nothing() -> None:
-    monitor = bsweep.NoiseScale(nn.Linear(4, 3), every=1)
-    for size in (8, 1, 8):
-        monitor.step((torch.randn(size, 4), torch.zeros(size, dtype=torch.long)))
-    assert monitor.noise
-    assert monitor.noise.num_samples == 2
-
-
 class KeepsMean(nn.Module):
     """Puts another tensor in the place of its statistic at each pass."""
 
@@ -471,12 +354,33 @@ class KeepsMean(nn.Module):
         return y
 
 
-def test_a_statistic_that_a_pass_replaces_is_put_back() -> None:
-    model = KeepsMean()
-    before = model.mean
-    bsweep.NoiseScale(model).step((torch.randn(8, 4), torch.zeros(8, dtype=torch.long)))
-    assert model.mean is before
-    assert not model.mean.any()
+def test_a_monitor_leaves_the_loop_as_it_was() -> None:
+    keeper = KeepsMean()
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), keeper)
+    batch = torch.randn(8, 4), torch.randint(3, (8,))
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+
+    def all_there_is() -> list[Tensor]:
+        gradients = [one.grad for one in model.parameters() if one.grad is not None]
+        return [*model.buffers(), *gradients, torch.get_rng_state()]
+
+    mean, before = keeper.mean, [tensor.clone() for tensor in all_there_is()]
+    monitor = bsweep.NoiseScale(model)
+    monitor.step(batch)
+    after = all_there_is()
+    assert len(after) == 11
+    assert monitor.noise
+    assert monitor.noise.trace > 0
+    assert all(map(torch.equal, before, after))
+    assert keeper.mean is mean
+
+
+def test_a_lone_example_at_the_end_of_an_epoch_counts_nothing() -> None:
+    monitor = bsweep.NoiseScale(nn.Linear(4, 3), every=1)
+    for size in (8, 1, 8):
+        monitor.step((torch.randn(size, 4), torch.zeros(size, dtype=torch.long)))
+    assert monitor.noise
+    assert monitor.noise.num_samples == 2
 
 
 def test_a_strategy_that_lets_one_worker_step_for_all_is_told() -> None:

@@ -4,8 +4,6 @@ model.
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch import nn
@@ -65,13 +63,10 @@ def test_backward_writes_the_gradients_of_a_plain_model_into_the_vector() -> Non
             model(images).square().sum().backward()
         vector.collect_gradients()
     gradients = dict(plain.named_parameters())
-    for part in vector.slices:
-        expected = gradients[part.name].grad
-        assert expected is not None
-        own = vector.tensors[vector.slices.index(part)].grad
-        assert own is not None
-        torch.testing.assert_close(own, expected)
-        assert own.data_ptr() == vector.gradients[part.start :].data_ptr()
+    for part, tensor in zip(vector.slices, vector.tensors, strict=True):
+        assert tensor.grad is not None
+        torch.testing.assert_close(tensor.grad, gradients[part.name].grad)
+        assert tensor.grad.data_ptr() == vector.gradients[part.start :].data_ptr()
     vector.drop_gradients()
     next(model.children())(images).sum().backward()
     vector.collect_gradients()
@@ -89,14 +84,3 @@ def test_slices_cover_the_vector_with_matrices_first() -> None:
     kinds = [part.is_matrix for part in vector.slices]
     assert kinds == sorted(kinds, reverse=True)
     assert vector.num_matrix_elements == sum(p.stop - p.start for p in vector.slices if p.is_matrix)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_parts_are_equal_and_cover_all(count: int) -> None:
-    vector = Vector(make_model())
-    parts = vector.parts(count)
-    sizes = [stop - start for start, stop in parts]
-    assert sum(sizes) == vector.gradients.numel()
-    assert max(sizes) - min(sizes) <= 1
-    assert parts[0][0] == 0
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(parts))

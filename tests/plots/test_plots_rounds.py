@@ -1,4 +1,6 @@
-"""Figures over rounds show who waits for whom, and the loss over time."""
+"""Figures over rounds show who waits for whom, and the loss over time; that of changing batches
+shows what a policy did.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,9 @@ import pytest
 import bsweep
 from bsweep import analysis, plots
 from bsweep.analysis.once import computing_once
+from bsweep.plots.curves import looks
+from bsweep.runlog.measured import NoiseScale
+from bsweep.runlog.records import BatchChanged, Record, Step
 from tests.plots.test_plots import legend_texts
 from tests.support.synthetic_study import ALLOCATIONS, META, diloco, write_run
 
@@ -19,7 +24,6 @@ NAMES = [
     "FLOP/s (4 each)"),
     "steps by speed (4 each)", "hybrid (4/4/16/8)", "network-aware (4 each)",
 ]  # fmt: skip
-FIGURES = ("idle_by_node", "loss_by_time")
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +41,13 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
 
 
 @pytest.mark.full
-def test_figures_of_rounds_are_drawn_where_there_are_rounds(
-    uneven: analysis.Study, tmp_path: Path
-) -> None:
-    with computing_once():
-        assert set(FIGURES) <= set(plots.figures(uneven))
-    settings = diloco("uniform")
-    write_run(
-        tmp_path / "s", local_batch=4, num_workers=4, epochs=1, settings=settings, num_rounds=1
-    )
+def test_figures_of_rounds_are_drawn_of_one_run(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"local_batch": 4, "num_workers": 4, "epochs": 1}
+    write_run(tmp_path / "s", **run, settings=diloco("uniform"), num_rounds=1)
     alone = bsweep.load(tmp_path / "s")
     with computing_once():
-        drawn = plots.figures(alone)
-        for name in FIGURES:
-            drawn[name](alone).draw_without_rendering()
+        for name in ("idle_by_node", "loss_by_time"):
+            plots.figures(alone)[name](alone).draw_without_rendering()
 
 
 @pytest.mark.full
@@ -75,17 +72,6 @@ def test_idle_seconds_are_a_bar_a_node_with_total_and_change(uneven: analysis.St
     assert legend_texts(figure) == ["4 workers", "node 1", "node 2", "node 3", "node 4"]
 
 
-def test_many_nodes_are_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.support.synthetic_study.NODE_STEP_SECONDS", (0.01, 0.02) * 8)
-    settings = diloco("uniform")
-    write_run(
-        tmp_path / "s", local_batch=4, num_workers=16, epochs=1, settings=settings, num_rounds=2
-    )
-    figure = plots.idle_by_node(bsweep.load(tmp_path / "s"))
-    assert list(figure.axes[0].lines[0].get_xdata()) == pytest.approx([2, 0] * 8)  # type: ignore[arg-type]
-    assert "one dot for each node" in plots.caption(figure)
-
-
 @pytest.mark.full
 def test_loss_is_drawn_by_time_with_bands_and_the_end_of_the_shortest(
     uneven: analysis.Study,
@@ -105,3 +91,42 @@ def test_loss_is_drawn_by_time_with_bands_and_the_end_of_the_shortest(
     assert list(end.get_xdata()) == pytest.approx([middle] * 2)  # type: ignore[arg-type]
     assert legend_texts(figure) == ["4 workers", *NAMES, "the same time for all"]
     assert "n = 3 seeds" in plots.caption(figure)
+
+
+def write_batches(study: Path, noise_scale: float, policy: str, seed: int = 0) -> str:
+    """Write a run of two epochs of eight steps, whose policy, if not `fixed`, doubles a batch of 8
+    after the first one; return its id.
+    """
+    records: list[Record] = []
+    for number in range(1, 17):
+        at: dict[str, Any] = {"epoch": (number + 7) // 8, "epochs_done": number / 8}
+        batch = 16 if policy != "fixed" and number > 8 else 8
+        if batch == 16 and number == 9:
+            change: dict[str, Any] = {"epochs_done": 1.0, "before": 8, "global_batch": 16}
+            records.append(BatchChanged(message="", inputs={}, **change))
+        noise: dict[str, Any] = {"gradient_square": 1.0, "variance": noise_scale}
+        records.append(NoiseScale(num_steps=number, num_gradients=2, **noise, **at))
+        step: dict[str, Any] = {"train_loss": 2.0, "learning_rate": 0.1}
+        step |= {"global_batch": batch, "images_per_second": 400.0}
+        records.append(Step(step=number, **step, **at))
+    settings = {"strategy": {"name": "single"}, "batching": {"name": policy}}
+    return write_run(
+        study, local_batch=8, seed=seed, epochs=2, settings=settings, more=tuple(records)
+    ).name
+
+
+@pytest.mark.full
+def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
+    write_batches(tmp_path, 32.0, "fixed")
+    changing = [write_batches(tmp_path, 32.0 * (1 + seed), "schedule", seed) for seed in (0, 1)]
+    study = bsweep.load(tmp_path)
+    assert set(study.batches["run_id"]) == set(changing)
+    assert len(study.batches) == 2 * 16
+    figure = plots.FIGURES["batch_by_epoch"](study)
+    batch, noise, _ = figure.axes
+    assert list(batch.lines[0].get_ydata()) == [8] * 8 + [16] * 8  # type: ignore[arg-type]
+    assert batch.lines[0].get_color() == looks(study)["variant", "batch by schedule"]["color"]
+    assert batch.lines[0].get_color() != plots.COLORS[0], "of the fixed batch, as in other figures"
+    assert len(batch.lines) == 2, "a line for each run"
+    (median,) = noise.lines
+    assert list(median.get_ydata()) == pytest.approx([48] * 16)  # type: ignore[arg-type]

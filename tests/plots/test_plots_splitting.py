@@ -4,12 +4,12 @@ each way of splitting apart.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 import bsweep
@@ -23,11 +23,11 @@ from tests.support.split_study import (
     MODEL_BYTES,
     SPLIT,
     STASHED_BYTES,
+    WAYS,
     seconds_of,
     write_split_run,
     write_split_study,
 )
-from tests.support.synthetic_study import write_study
 
 FIGURES = ("time_by_split", "memory_by_worker")
 
@@ -37,34 +37,15 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     return bsweep.load(write_split_study(tmp_path_factory.mktemp("studies") / "split", seeds=2))
 
 
-def bars(axes: Axes) -> list[Rectangle]:
-    return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
-
-
 @pytest.mark.full
-def test_they_are_drawn_for_split_models_alone(split: analysis.Study, tmp_path: Path) -> None:
-    with computing_once():
-        assert set(FIGURES) <= set(plots.figures(split))
-    whole = bsweep.load(write_study(tmp_path / "whole"))
-    with computing_once():
-        assert set(FIGURES).isdisjoint(plots.figures(whole))
-    write_split_run(tmp_path / "one", "tensor", 2, SPLIT)
+@pytest.mark.parametrize("way", [WAYS[2], WAYS[-1]])
+def test_they_are_drawn_of_one_run(way: tuple[str, Mapping[str, Any]], tmp_path: Path) -> None:
+    strategy, how = way
+    write_split_run(tmp_path / "one", strategy, 2, how)
     one = bsweep.load(tmp_path / "one")
     with computing_once():
-        drawn = set(plots.figures(one)) & set(FIGURES)
-        assert drawn == {"time_by_split", "memory_by_worker"}
-        for name in drawn:
-            assert_readable(plots.FIGURES[name](one))
-
-
-def test_a_study_of_pipedream_alone_has_its_versions_of_weights(tmp_path: Path) -> None:
-    study = bsweep.load(write_split_study(tmp_path / "alone", only="pipedream"))
-    with computing_once():
-        assert set(FIGURES) <= set(plots.figures(study))
-    stages = study.stages[study.stages["run_id"] == study.stages["run_id"].iloc[-1]]
-    assert [*stages["weight_versions"]] == [4, 3, 2, 1]
-    assert [*stages["stashed_bytes"]] == [3 * STASHED_BYTES, 2 * STASHED_BYTES, STASHED_BYTES, 0]
-    assert [*stages["staleness"]] == [3, 2, 1, 0]
+        for name in FIGURES:
+            assert_readable(plots.figures(one)[name](one))
 
 
 @pytest.mark.full(but=1)
@@ -87,7 +68,6 @@ def test_time_by_split_names_replicas_and_has_the_fastest_settings(split: analys
     names = legend_texts(figure)
     assert {"DDP", "tensor 1x2, 1x4", "tensor 2x2", "pipeline 1x2, 1x4"} <= set(names)
     assert f"global batch {GLOBAL_BATCH}" in names
-    table, ways = tables.ways(split), tables.ways_in_words(tables.ways(split))
     drawn = {
         round(float(y), 6) for line in figure.axes[0].lines for y in np.atleast_1d(line.get_ydata())
     }
@@ -95,7 +75,7 @@ def test_time_by_split_names_replicas_and_has_the_fastest_settings(split: analys
         for seed in range(2):  # both seeds are drawn
             assert round(seconds_of(strategy, 4, how) * (1 + 0.01 * seed), 6) in drawn
     assert round(seconds_of("pipeline", 4, {"microbatches": 4}), 6) not in drawn
-    assert len(table) == table.index.nunique() == 17
+    ways = tables.ways_in_words(tables.ways(split))
     assert set(map(str, ways.values())) <= set(names)
 
 
@@ -103,7 +83,12 @@ def test_time_by_split_names_replicas_and_has_the_fastest_settings(split: analys
 def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) -> None:
     figure = plots.memory_by_worker(split)
     parts, activations, peaks = (
-        {round(bar.get_width(), 3) for axes in figure.axes[at::3] for bar in bars(axes)}
+        {
+            round(bar.get_width(), 3)
+            for axes in figure.axes[at::3]
+            for bar in axes.patches
+            if isinstance(bar, Rectangle)
+        }
         for at in range(3)
     )
     held = {MODEL_BYTES / count / 1e6 for count in (1, 2, 4)}
@@ -115,6 +100,11 @@ def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) ->
     assert said == ["not measured"] * 7, "all cells but those of pipelines"
     names = {"parameters", "gradients", "optimizer state", "older weights"}
     assert names <= set(legend_texts(figure))
+    pipedream = split.runs.query("strategy == 'pipedream' and num_workers == 4")["run_id"].iloc[0]
+    stages = split.stages[split.stages["run_id"] == pipedream]
+    assert [*stages["weight_versions"]] == [4, 3, 2, 1]
+    assert [*stages["stashed_bytes"]] == [number * STASHED_BYTES for number in (3, 2, 1, 0)]
+    assert [*stages["staleness"]] == [3, 2, 1, 0]
     table = tables.worker_memory(split)
     largest = table.groupby(level="worker")["peak_bytes"].max()
     assert largest.loc[3] == 400_000_000 + 10 * MODEL_BYTES + 2 * 3, "the largest of both epochs"
@@ -123,16 +113,12 @@ def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) ->
 def test_no_two_ways_of_splitting_share_a_cell(tmp_path: Path) -> None:
     """Each key of the cards that changes what a run costs tells its cells apart."""
     base: dict[str, Any] = {**SPLIT, "schedule": "1f1b", "microbatches": 4, "cuts": None}
-    changes: list[dict[str, Any]] = [
-        {},
-        {"replicas": 2},
-        {"reduce": "bf16"},
-        {"schedule": "gpipe"},
-        {"microbatches": 8},
-        {"cuts": [2, 3, 5]},
-    ]
-    for change in changes:
-        write_split_run(tmp_path / "s", "pipeline", 4, {**base, **change}, local_batch=32)
+    write_split_run(tmp_path / "s", "pipeline", 4, base, local_batch=32)
+    changes = {
+        "replicas": 2, "reduce": "bf16", "schedule": "gpipe", "microbatches": 8, "cuts": [2, 3, 5],
+    }  # fmt: skip
+    for key, value in changes.items():
+        write_split_run(tmp_path / "s", "pipeline", 4, {**base, key: value}, local_batch=32)
     sharded = {**SPLIT, "reshard": "forward", "wrap": "blocks"}
     for change in ({}, {"reshard": "step"}, {"wrap": "model"}, {"replicas": 2}):
         write_split_run(tmp_path / "s", "sharded", 4, {**sharded, **change}, local_batch=32)

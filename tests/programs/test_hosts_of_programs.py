@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.running import on, ran_ok
+from tests.support.running import on, ran_ok, summaries
 
 TRAIN = """\
 import os, platform, bsweep
@@ -30,17 +29,11 @@ def test_a_program_on_two_hosts_ends_at_its_target_on_both(
     (tmp_path / "train.py").write_text(TRAIN)
     overrides = {**up("2"), "launch": launch, "num_workers": "2"}
     arguments = (
-        "program=own",
-        "program.command=python train.py",
-        "local_batch=8",
-        *(f"{key}={value}" for key, value in overrides.items()),
-        "epochs=9",
-        "target_accuracy=0.8",
-        "study=s",
+        *("run", "program=own", "program.command=python train.py", "local_batch=8", "study=s"),
+        *("epochs=9", "target_accuracy=0.8", *(f"{key}={overrides[key]}" for key in overrides)),
     )
-    ran_ok("run", *arguments, cwd=tmp_path, prefix=on("h1"))
+    ran_ok(*arguments, cwd=tmp_path, prefix=on("h1"))
     first, second = ((tmp_path / f"rank{rank}").read_text().split() for rank in (0, 1))
     assert first == ["h1", "3", "True", "10.213.7.1"]
     assert second[:3] == ["h2", "3", "True"]
-    (summary,) = (tmp_path / "results/s").glob("*/summary.json")
-    assert json.loads(summary.read_text())["status"] == "completed"
+    assert summaries(tmp_path)[8]["status"] == "completed"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +13,13 @@ import bsweep
 from bsweep.programs import joined
 from bsweep.programs.joined import Facts, Run
 
-SOURCE = Path(bsweep.__file__).parents[1]
 
-
-def point_in(folder: Path) -> dict[str, Any]:
-    """Return the point of a lone worker, whose reports are in the file `reports` of a folder."""
-    return {
+def run_in(folder: Path, **changed: Any) -> Run:
+    """Return a joined program of a lone worker, with some values of its point changed, whose
+    reports are in the file `reports` of a folder.
+    """
+    (folder / "program").mkdir(exist_ok=True)
+    point = {
         "local_batch": 4,
         "global_batch": 4,
         "num_workers": 1,
@@ -30,7 +28,7 @@ def point_in(folder: Path) -> dict[str, Any]:
         "seed": 7,
         "epochs": 2,
         "lr": 0.5,
-        "options": {"width": 3},
+        "options": {},
         "checkpoint_folder": str(folder / "program"),
         "first_epoch": 1,
         "most_steps": None,
@@ -41,12 +39,7 @@ def point_in(folder: Path) -> dict[str, Any]:
         "reports": str(folder / "reports"),
         "meeting": str(folder / "meeting"),
     }
-
-
-def run_in(folder: Path, **changed: Any) -> Run:
-    """Return a joined program of that point, with some values changed."""
-    (folder / "program").mkdir(exist_ok=True)
-    return Run({**point_in(folder), **changed}, Facts(num_train=8))
+    return Run({**point, **changed}, Facts(num_train=8))
 
 
 def reports(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -54,42 +47,17 @@ def reports(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [report for report in found if report["kind"] == kind]
 
 
-def test_the_client_needs_only_the_standard_library(tmp_path: Path) -> None:
-    code = (
-        f"import sys; sys.path.append({str(SOURCE)!r}); import bsweep; "
-        "print(bsweep.join().options['width'], 'torch' in sys.modules)"
-    )
-    point = tmp_path / "point.json"
-    point.write_text(json.dumps(point_in(tmp_path)))
-    command = [sys.executable, "-S", "-E", "-c", code]
-    ran = subprocess.run(
-        command, env={joined.POINT: str(point)}, capture_output=True, text=True, check=False
-    )
-    assert ran.stdout == "3 False\n", ran.stderr
-
-
-def _examples(folder: Path) -> list[int]:
-    return [number for report in reports(folder, "steps") for number in report["examples"]]
-
-
-def test_steps_are_timed_and_counted(tmp_path: Path) -> None:
-    run = run_in(tmp_path)
-    batches = [[1, 2, 3, 4], [1, 2]]
-    assert [epoch for epoch in run.epochs() if list(run.steps(batches))] == [1, 2]
-    steps = reports(tmp_path, "steps")
-    assert _examples(tmp_path) == [4, 2, 4, 2]
-    assert all(seconds >= 0 for report in steps for seconds in report["seconds"])
-    assert [report["epoch"] for report in reports(tmp_path, "end_epoch")] == [1, 2]
-
-
-def test_a_step_counts_the_local_batch_if_nothing_is_said(tmp_path: Path) -> None:
+def test_a_step_counts_its_batch_or_the_local_batch(tmp_path: Path) -> None:
     run = run_in(tmp_path)
     for _ in run.epochs():
+        assert [*run.steps([[1, 2, 3, 4], [1, 2]])] == [[1, 2, 3, 4], [1, 2]]
         with run.step():
             pass
         with run.step(3):
             pass
-    assert _examples(tmp_path) == [4, 3, 4, 3]
+    taken = [number for report in reports(tmp_path, "steps") for number in report["examples"]]
+    assert taken == [4, 2, 4, 3] * 2
+    assert [report["epoch"] for report in reports(tmp_path, "end_epoch")] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -108,39 +76,6 @@ def test_a_step_counts_the_local_batch_if_nothing_is_said(tmp_path: Path) -> Non
 )
 def test_the_examples_of_a_batch(batch: Any, examples: Any, size: int | None) -> None:
     assert joined.size_of(batch, examples) == size
-
-
-def test_the_program_is_asked_to_stop_by_the_stop_file(tmp_path: Path) -> None:
-    run = run_in(tmp_path)
-    taken = 0
-    for _ in run.epochs():
-        for _ in run.steps([[0] * 4] * 1_000_000):
-            taken += 1
-            if taken == 5:
-                (tmp_path / "stop").write_text("stop\n")
-        assert run.should_stop
-        assert run.checkpoint_folder.parent.name == "program"
-    assert 5 <= taken < 1_000_000
-    assert reports(tmp_path, "stops")[0]["reason"] == "asked"
-    assert reports(tmp_path, "stops")[0]["cuts"]
-
-
-def test_a_timed_program_stops_after_its_steps(tmp_path: Path) -> None:
-    run = run_in(tmp_path, most_steps=10)
-    taken = sum(len(list(run.steps([[0] * 4] * 4))) for _ in run.epochs())
-    assert taken == 8  # fewer than asked for
-    run = run_in(tmp_path, most_steps=10, epochs=9)
-    assert sum(len(list(run.steps([[0] * 4] * 4))) for _ in run.epochs()) == 10
-
-
-def test_the_target_ends_a_program_when_it_is_confirmed(tmp_path: Path) -> None:
-    target = {"metric": "test_accuracy", "value": 0.9, "part": "test"}
-    run = run_in(tmp_path, target=target, stop_at_target=True, epochs=9)
-    trained = []
-    for epoch in run.epochs():
-        trained.append(epoch)
-        run.evaluated(test_accuracy=0.95 if epoch > 1 else 0.5)
-    assert trained == [1, 2, 3]
 
 
 def test_other_ranks_report_nothing(tmp_path: Path) -> None:
@@ -174,12 +109,3 @@ def test_a_program_that_nobody_started_is_told_how(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv(joined.POINT, raising=False)
     with pytest.raises(RuntimeError, match="bsweep run program=own"):
         bsweep.join()
-
-
-def test_a_fork_reports_nothing(tmp_path: Path) -> None:
-    run = run_in(tmp_path)
-    if not (child := os.fork()):
-        run.evaluated(test_loss=9.0)
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert reports(tmp_path, "evaluated") == []

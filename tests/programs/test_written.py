@@ -14,7 +14,7 @@ import pytest
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.programs.written import Report, Written
-from tests.support.running import compose, ran_ok
+from tests.support.running import compose, ran_ok, summaries
 
 NAMES = ("program.fields.train_loss=loss", "program.fields.test_accuracy=acc")
 
@@ -199,40 +199,27 @@ with open("log.csv", "w", newline="") as file:
 """
 
 
-def test_a_script_is_recorded_without_a_change(tmp_path: Path) -> None:
+@pytest.fixture
+def script(tmp_path: Path) -> tuple[str, ...]:
+    """The words that start a script, which is written into a folder."""
     (tmp_path / "train.py").write_text(PROGRAM)
-    words = (
-        "program=own",
-        "program.command='python train.py {epochs}'",
-        "program.metrics=csv:log.csv",
-        "data.num_train=10",
-        "local_batch=4,5",
-        "epochs=2",
-        "launch=inline",
-        "study=s",
-    )
-    ran_ok("run", *words, *NAMES, cwd=tmp_path)
-    tables = [json.loads(p.read_text()) for p in (tmp_path / "results/s").glob("*/summary.json")]
-    assert [one["test_accuracy"] for one in tables] == [0.51, 0.51]
-    assert all(0.2 < one["train_seconds"] < 20 for one in tables)
-    assert "wall times between the records" in tables[0]["warnings"][0]
+    metrics = ("program.metrics=csv:log.csv", "data.num_train=10", *NAMES)
+    return ("run", "program=own", *metrics, "launch=inline", "study=s")
 
 
-def test_a_script_that_goes_on_ends_at_the_target(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    words = (
-        "program=own",
-        "program.command='python train.py 1000'",
-        "program.metrics=csv:log.csv",
-        "data.num_train=10",
-        "local_batch=4",
-        "epochs=1000",
-        "target_accuracy=0.52",
-        "launch=inline",
-        "study=s",
-    )
-    ran_ok("run", *words, *NAMES, cwd=tmp_path)
-    (summary,) = (tmp_path / "results/s").glob("*/summary.json")
-    assert json.loads(summary.read_text())["epochs"] < 100
+def test_a_script_is_recorded_without_a_change(tmp_path: Path, script: tuple[str, ...]) -> None:
+    command = "program.command='python train.py {epochs}'"
+    ran_ok(*script, command, "local_batch=4,5", "epochs=2", cwd=tmp_path)
+    for summary in summaries(tmp_path).values():
+        assert summary["test_accuracy"] == 0.51
+        assert 0.2 < summary["train_seconds"] < 20
+        assert "wall times between the records" in summary["warnings"][0]
+    assert summaries(tmp_path).keys() == {4, 5}
+
+
+def test_a_script_that_goes_on_ends_at_the_target(tmp_path: Path, script: tuple[str, ...]) -> None:
+    words = ("program.command='python train.py 1000'", "epochs=1000", "target_accuracy=0.52")
+    ran_ok(*script, *words, "local_batch=4", cwd=tmp_path)
+    assert summaries(tmp_path)[4]["epochs"] < 100
     with (tmp_path / "log.csv").open() as file:
         assert len(list(csv.reader(file))) < 100

@@ -13,32 +13,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running import TINY
+from tests.support.running import ROOT, TINY
 
 pytestmark = pytest.mark.full
-
-ROOT = Path(__file__).parents[2]
 
 # By what is added: for each file its whole text, or pairs of a line that is there and what follows
 # it from now on.
 Edits = dict[str, str | list[tuple[str, str]]]
 ADDITIONS: dict[str, Edits] = {
     "strategy": {
-        "src/bsweep/strategies/twice.py": """
+        "src/bsweep/strategies/scaled.py": """
 from bsweep.strategies.process_group import TorchStrategy
 
 
-class Twice(TorchStrategy):
+class Scaled(TorchStrategy):
     def __init__(self, config, strategy, place, paths):
         super().__init__(config, strategy, place, paths)
-        self._times, self._scale = strategy.times, strategy.scale
+        self._scale = strategy.scale
 
     def step(self):
-        for _ in range(self._times):
-            gradients = self._vector.gradients.clone()
-            with self.meter.exchange(gradients):
-                self.all_reduce(gradients)
-        self._vector.gradients.copy_(gradients.mul_(self._scale))
+        gradients = self._vector.gradients
+        with self.meter.exchange(gradients):
+            self.all_reduce(gradients)
+        gradients.mul_(self._scale)
         self._optimizer.step()
 """,
         "src/bsweep/config/strategies.py": [
@@ -46,24 +43,22 @@ class Twice(TorchStrategy):
                 "",
                 """
 @dataclass(frozen=True, kw_only=True)
-class TwiceConfig(StrategyConfig):
-    name: Literal["twice"]
-    times: Count
+class ScaledConfig(StrategyConfig):
+    name: Literal["scaled"]
     scale: Positive
 
-    builds: ClassVar[str] = "bsweep.strategies.twice:Twice"
+    builds: ClassVar[str] = "bsweep.strategies.scaled:Scaled"
     kind_can: ClassVar[Capabilities] = Capabilities(launchers=("torchrun",))
 
 
 """,
             ),
-            ("AnyStrategy = Annotated[", "TwiceConfig | "),
+            ("AnyStrategy = Annotated[", "ScaledConfig | "),
         ],
-        "conf/strategy/twice.yaml": """
+        "conf/strategy/scaled.yaml": """
 defaults:
   - override /launch@_global_.launch: torchrun
-name: twice
-times: 2
+name: scaled
 scale: 1.0
 """,
     },
@@ -106,7 +101,7 @@ from torch import nn
 
 
 def build(config, *, num_classes, shape):
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes, bias=config.bias))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes))
 """,
         "src/bsweep/config/models.py": [
             (
@@ -115,7 +110,6 @@ def build(config, *, num_classes, shape):
 @dataclass(frozen=True, kw_only=True)
 class LinearConfig(ModelConfig):
     name: Literal["linear"]
-    bias: bool
 
     builds: ClassVar[str] = "bsweep.models.linear:build"
 
@@ -124,7 +118,7 @@ class LinearConfig(ModelConfig):
             ),
             ("AnyModel = Annotated[", "LinearConfig | "),
         ],
-        "conf/model/linear.yaml": "name: linear\nbias: true\n",
+        "conf/model/linear.yaml": "name: linear\n",
     },
     "figure": {
         "src/bsweep/plots/loss_gap.py": """
@@ -169,7 +163,7 @@ def loss_gap(study, gaps):
 
 # Points of one sweep, whose processes are started once.
 EXCHANGES = {
-    "added_strategy": ("strategy: twice",),
+    "added_strategy": ("strategy: scaled",),
     "added_codec": ("strategy: allreduce", "compression: rounded"),
 }
 
@@ -184,7 +178,7 @@ def files_by_addition() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("what", ADDITIONS)
 def test_contributing_names_the_files_to_touch(what: str) -> None:
-    names = {"strategy": "twice", "codec": "rounded", "model": "linear", "figure": "loss_gap"}
+    names = {"strategy": "scaled", "codec": "rounded", "model": "linear", "figure": "loss_gap"}
     touched = {path.replace(names.get(what, "NAME"), "NAME") for path in ADDITIONS[what]}
     assert files_by_addition()[what] == touched
 

@@ -35,21 +35,11 @@ def script(tmp_path: Path) -> Script:
     def run(*arguments: str, gpus: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         variables = {"GPUS": gpus, "PATH": path, "SLOW": "none", "FAILING": "none", **env}
-        command = [
-            str(tmp_path / "scripts/gpu.sh"),
-            "--python",
-            str(programs / "python"),
-            *arguments,
-        ]
+        command = [f"{tmp_path}/scripts/gpu.sh", "--python", f"{programs}/python", *arguments]
         return subprocess.run(
-            command,
-            env={**os.environ, **variables},
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+            command, env={**os.environ, **variables}, cwd="/", capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
 
     return run
 
@@ -57,41 +47,38 @@ def script(tmp_path: Path) -> Script:
 def calls(folder: Path) -> list[str]:
     """What was run since the last time."""
     log = folder / "calls"
-    lines = (
-        [line for line in log.read_text().splitlines() if line != "-m bsweep.core.gpus"]
-        if log.exists()
-        else []
-    )
+    lines = log.read_text().splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
-    return lines
+    return [line for line in lines if line != "-m bsweep.core.gpus"]
 
 
 def test_without_a_gpu_it_says_so_and_does_nothing(script: Script, tmp_path: Path) -> None:
     for result in (script(), script(gpus="Tesla T4\\n", CUDA_VISIBLE_DEVICES="")):
         assert result.returncode == 2
-        assert result.stderr.startswith("No GPU: nvidia-smi lists none")
-        assert result.stderr.count("\n") == 1
+        assert result.stderr.startswith("No GPU")
     assert not calls(tmp_path)
-    assert not (tmp_path / "results").exists()
 
 
-def test_gpus_that_torch_cannot_use_end_it_before_the_tests(script: Script, tmp_path: Path) -> None:
+def test_what_cannot_work_ends_it_before_the_tests(script: Script, tmp_path: Path) -> None:
+    """GPUs that torch cannot use, and a disk that is full."""
     result = script(gpus="Tesla K80\\n", FAILING="bsweep.core.gpus")
     assert result.returncode == 3
+    (df := tmp_path / "programs/df").write_text("#!/bin/sh\necho head; echo / 9 8 1500000 9%\n")
+    df.chmod(0o755)
+    result = script(gpus="NVIDIA H200\\n")
+    assert result.returncode == 1
+    assert "has 1 GB left, and this takes up to 2: make room" in result.stderr
     assert not calls(tmp_path)
 
 
 def test_a_dry_run_says_what_it_would_do(script: Script, tmp_path: Path) -> None:
     result = script("--dry-run", "data.root=cifar10", gpus="Tesla T4\\nTesla T4\\n")
     assert result.returncode == 0
-    where, set_up, tests, bench, sweep, hosts = result.stderr.splitlines()
-    assert set_up.startswith("set-up: ")
-    assert set_up.endswith("python -m bsweep.core.gpus")
+    where, set_up, tests, bench, sweep, _ = result.stderr.splitlines()
     assert where == "In results/2x_tesla_t4, on 2 x Tesla T4:"
-    assert tests.startswith("tests: ")
+    assert set_up.endswith("python -m bsweep.core.gpus")
     assert "-m pytest -m gpu" in tests
     assert "scripts/bench.py --json results/2x_tesla_t4/bench.json step strategies" in bench
-    assert "strategy.buckets=1,4" in hosts
     assert "experiment=paper results_dir=results/2x_tesla_t4 num_workers=2 local_batch=256" in sweep
     assert sweep.rstrip().endswith("data.root=cifar10")
     assert not calls(tmp_path)
@@ -109,10 +96,7 @@ def test_what_is_done_is_not_done_again(script: Script, tmp_path: Path) -> None:
     assert result.returncode == 0
     assert "tests: already done" in result.stderr
     again = calls(tmp_path)
-    assert [line.split()[1] for line in again] == ["--json", "bsweep"], (
-        "the sweep knows what of it is done"
-    )
-    assert "step" in again[0]
+    assert [line.split()[1] for line in again] == STEPS[1:], "the sweep knows what of it is done"
     assert "strategies" not in again[0], "there is one GPU"
 
 
@@ -123,12 +107,3 @@ def test_it_ends_in_time_and_goes_on_later(script: Script, tmp_path: Path) -> No
     assert len(calls(tmp_path)) == 2
     assert script(gpus="NVIDIA H200\\n").returncode == 0
     assert len(calls(tmp_path)) == 2
-
-
-def test_a_full_disk_is_told_before_anything_runs(script: Script, tmp_path: Path) -> None:
-    (df := tmp_path / "programs/df").write_text("#!/bin/sh\necho head; echo / 9 8 1500000 9%\n")
-    df.chmod(0o755)
-    result = script(gpus="NVIDIA H200\\n")
-    assert result.returncode == 1
-    assert "has 1 GB left, and this takes up to 2: make room" in result.stderr
-    assert not (tmp_path / "calls").exists()

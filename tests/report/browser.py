@@ -6,9 +6,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from bsweep.analysis import Study
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _WAIT_MS = 60_000
@@ -26,9 +29,24 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+def page_of(study: Study, folder: Path) -> Path:
+    """Write the interactive page of a study into a folder, and return its path."""
+    from bsweep.report.document import document  # pandas: every process of the tests imports this
+    from bsweep.report.interactive import html_of
+
+    path = folder / "page.html"
+    path.write_text(html_of(document(study)), encoding="utf-8")
+    return path
+
+
 @contextmanager
 def opened(
-    browser: Any, path: Path, fragment: str = "", allowed: str = "\0", **options: Any
+    browser: Any,
+    path: Path,
+    fragment: str = "",
+    allowed: str = "\0",
+    awaits: str = "body[data-drawn]",
+    **options: Any,
 ) -> Iterator[Any]:
     """Yield a page that has drawn itself; afterwards fail if it logged anything or asked for
     anything beyond its own file.
@@ -38,6 +56,7 @@ def opened(
         path: The file.
         fragment: What follows `#` in the page's address.
         allowed: Lines of the console with this text are expected.
+        awaits: The selector of what the page has once it has drawn itself.
         options: Of the page, such as its color scheme.
     """
     said: list[str] = []
@@ -48,7 +67,7 @@ def opened(
     page.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
     page.on("request", lambda request: said.append(f"request: {request.url}"))
     page.goto(path.as_uri() + (f"#{fragment}" if fragment else ""))
-    drawn(page)
+    page.wait_for_selector(awaits)
     yield page
     page.close()
     own = ("request: data:", "request: blob:", f"request: {path.as_uri()}")
@@ -72,3 +91,12 @@ def rows(page: Any, chart: str) -> list[dict[str, Any]]:
         "(name) => charts[name].view.data(charts[name].name)", chart
     )
     return found
+
+
+def assert_accessible(page: Any) -> None:
+    """Assert that axe finds nothing in a page that a person could not read or reach."""
+    axe = pytest.importorskip("axe_core_python", reason="no axe-core-python")
+    library = Path(axe.__file__).with_name("axe.min.js").read_text()
+    page.evaluate(f"() => {{ {library} }}")
+    found = page.evaluate("axe.run().then((found) => found.violations)")
+    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []

@@ -4,13 +4,14 @@ hold the prediction.
 
 from __future__ import annotations
 
-import html
+import itertools
 import json
 import math
 import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -48,78 +49,39 @@ def cells(study: analysis.Study) -> pd.DataFrame:
     return analysis.surface(study)
 
 
-@pytest.mark.full
-def test_a_report_opens_with_the_recommended_cell_and_its_interval(
-    study: analysis.Study, tmp_path: Path
+def test_the_map_has_the_true_times_and_their_causes(
+    study: analysis.Study, cells: pd.DataFrame
 ) -> None:
-    told: list[str] = []
-    page = report.write(study.folder, tmp_path / "out", tell=told.append)
-    text = page.read_text()
-    best = analysis.surface(study).query("is_recommended").iloc[0]
-    named = f"global batch {best['global_batch']} on {best['num_workers']} workers"
-    assert told[0].startswith(f"Fastest to a test accuracy of {TARGET:g}: {named}")
-    assert f"{best['probability_best']:.2f}" in told[1]
-    assert told[2].startswith("Run next: ")
-    assert len(told) == 3
-    first = text[text.index("<p class=headline>") :].partition("</p>")[0]
-    assert report.headlines(study)[0] in html.unescape(first)
-    assert named in first
-    for name in ("time_surface", "pareto_front"):
-        assert f'<figure id="{name}">' in text
-        assert (page.parent / f"{name}.pdf").is_file()
-    assert analysis.doubts(study) == []
-    assert "nan" not in page.with_name("table.md").read_text()
-
-
-def test_the_map_has_every_cell_with_the_true_time_in_its_interval(cells: pd.DataFrame) -> None:
-    assert set(zip(cells["global_batch"], cells["num_workers"], strict=True)) == {
-        (batch, workers) for batch in (16, 32, 64, 128, 256) for workers in WORKERS
-    }
-    truth = [EXACT.seconds(*pair) for pair in cells[["global_batch", "num_workers"]].to_numpy(int)]
-    inside = (cells["seconds_low"] <= truth) & (truth <= cells["seconds_high"])
-    assert inside.sum() >= 9
-    best = cells.loc[[math.isclose(true, min(truth)) for true in truth]]
-    assert (best["is_recommended"] | best["is_alternative"]).all()
-    assert set(cells.loc[cells["num_runs"] == 0, "global_batch"]) == {32, 128}
-
-
-def test_the_time_to_the_target_that_runs_name_is_drawn(study: analysis.Study) -> None:
-    assert "until a test accuracy of 0.9" in plots.caption(plots.time_to_target(study))
-    found = analysis.time_to_target(study)
-    assert found["seconds"].notna().all()
-    assert set(found["seconds"]) == set(study.runs["seconds_to_target"])
-
-
-def test_the_front_is_that_of_the_true_times(cells: pd.DataFrame) -> None:
-    front = cells[cells["is_on_front"]]
-    assert list(front["num_workers"]) == [1, 4]
-    for count, of in cells.groupby("num_workers"):
-        truth = of["global_batch"].map(lambda batch, count=count: EXACT.seconds(batch, count))
-        chosen = truth[of["is_on_front"]].iloc[0]
-        assert chosen <= 1.05 * truth.min()
-    assert cells["probability_on_front"].between(0, 1).all()
-    assert cells.loc[cells["is_on_front"], "probability_on_front"].min() > 0.3
-
-
-def test_bottlenecks_are_those_of_the_law(cells: pd.DataFrame) -> None:
     of = cells.set_index(["global_batch", "num_workers"])
+    assert {*of.index} == {*itertools.product((16, 32, 64, 128, 256), WORKERS)}
+    truth = pd.Series({cell: EXACT.seconds(*cell) for cell in of.index})
+    assert ((of["seconds_low"] <= truth) & (truth <= of["seconds_high"])).sum() >= 9
+    fastest = of[truth == truth.min()].iloc[0]
+    assert fastest["is_recommended"] or fastest["is_alternative"]
+    assert {batch for batch, _ in of.index[of["num_runs"] == 0]} == {32, 128}
+    front = of[of["is_on_front"]]
+    assert [workers for _, workers in front.index] == [1, 4]
+    for batch, workers in front.index:
+        assert truth[batch, workers] <= 1.05 * truth.xs(workers, level=1).min()
+    assert of["probability_on_front"].between(0, 1).all()
+    assert front["probability_on_front"].min() > 0.3
     assert of["bottleneck"][16, 1] == "fixed"  # 20 ms of 28
     # Critical batch 200: more than half of the examples are further.
     assert of["bottleneck"][256, 1] == "large_batch"
     fixed = EXACT.pass_seconds / EXACT.step_seconds(16, 1)
     assert of["bottleneck_share"][16, 1] == pytest.approx(fixed, abs=0.1)
+    assert analysis.doubts(study) == []
+    assert "until a test accuracy of 0.9" in plots.caption(plots.time_to_target(study))
+    assert set(analysis.time_to_target(study)["seconds"]) == set(study.runs["seconds_to_target"])
 
 
-@pytest.mark.parametrize("name", ["time_surface", "pareto_front"])
-def test_figures_are_readable(name: str, study: analysis.Study, cells: pd.DataFrame) -> None:
-    figure = plots.FIGURES[name].draw(study, cells)
-    assert_readable(figure)
-    assert "a test accuracy of 0.9" in plots.caption(figure)
-
-
-def test_the_map_frames_what_was_measured_and_stars_what_is_recommended(
+def test_figures_are_readable_and_the_map_frames_what_was_measured(
     study: analysis.Study, cells: pd.DataFrame
 ) -> None:
+    for name in ("time_surface", "pareto_front"):
+        figure = plots.FIGURES[name].draw(study, cells)
+        assert_readable(figure)
+        assert "a test accuracy of 0.9" in plots.caption(figure)
     (axes,) = plots.FIGURES["time_surface"].draw(study, cells).axes
     framed = [patch for patch in axes.patches if not patch.get_fill()]
     assert len(axes.patches) - len(framed) == len(cells)
@@ -162,58 +124,46 @@ def test_chance_is_that_of_the_data_of_each_cell(study: analysis.Study) -> None:
 
 
 @pytest.mark.full
-def test_a_target_that_no_run_reached_is_said_with_the_best_seen(tmp_path: Path) -> None:
-    for batch in BATCHES:
-        write_target_run(tmp_path / "s", EXACT, batch=batch, settings={"target_accuracy": 0.99})
-    first, basis = analysis.recommendations(bsweep.load(tmp_path / "s"))
-    assert first.startswith("Fastest to a test accuracy of 0.9")
-    assert "No run reached a test accuracy of 0.99. The best median of three" in basis
-    assert "3 of 3 cells" in basis
-
-
-@pytest.mark.full
-def test_the_supported_one_of_several_named_targets_is_taken(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("targets", "says"),
+    [
+        ((0.99,), ["No run reached a test accuracy of 0.99. ", "3 of 3 cells"]),
+        ((TARGET, 0.8), ["The runs name 2 targets. "]),
+    ],
+)
+def test_the_supported_target_is_taken_and_said(
+    targets: tuple[float, ...], says: list[str], tmp_path: Path
 ) -> None:
     for batch in BATCHES:
-        for target in (TARGET, 0.8):
-            run = write_target_run(
-                tmp_path / "s", EXACT, batch=batch, settings={"target_accuracy": target}
-            )
+        for target in targets:
+            settings = {"target_accuracy": target}
+            run = write_target_run(tmp_path / "s", EXACT, batch=batch, settings=settings)
             run.rename(f"{run}_{target}")
     first, basis = analysis.recommendations(bsweep.load(tmp_path / "s"))
     assert first.startswith("Fastest to a test accuracy of 0.9")
-    assert "The runs name 2 targets. " in basis
-
-
-def test_a_cell_that_missed_at_all_its_rates_stays_censored(tmp_path: Path) -> None:
-    for batch in (*BATCHES, 1024):
-        for rule in ("linear", "sqrt"):
-            most = math.inf if batch < 1024 else EXACT.steps(batch) * batch * 0.8
-            settings = {"target_accuracy": TARGET, "optimizer.lr_rule": rule}
-            write_target_run(
-                tmp_path / "s", EXACT, batch=batch, most_examples=most, settings=settings
-            )
-    best = tuned(bsweep.load(tmp_path / "s")).runs
-    assert set(best["global_batch"]) == {*BATCHES, 1024}
-    assert best.groupby("global_batch").size()[[16, 1024]].tolist() == [1, 2]
+    assert all(text in basis for text in says)
 
 
 @pytest.mark.full
-def test_runs_without_memory_stay_among_the_tuned_ones(tmp_path: Path) -> None:
-    for batch in BATCHES:
+def test_runs_that_missed_at_all_rates_or_had_no_memory_stay(tmp_path: Path) -> None:
+    target = {"target_accuracy": TARGET}
+    for batch in (*BATCHES, 1024):
+        most = math.inf if batch < 1024 else EXACT.steps(batch) * batch * 0.8
         for rule in ("linear", "sqrt"):
-            settings = {"target_accuracy": TARGET, "optimizer.lr_rule": rule}
-            write_target_run(tmp_path / "s", EXACT, batch=batch, settings=settings)
-    settings = {"target_accuracy": TARGET, "optimizer.lr_rule": "sqrt"}
+            write_target_run(
+                tmp_path / "s", EXACT, batch=batch, most_examples=most,
+                settings=target | {"optimizer.lr_rule": rule},
+            )  # fmt: skip
     write_target_run(
-        tmp_path / "s", EXACT, batch=1024, most_examples=0, settings=settings,
-        status="out_of_memory",
-    )  # fmt: skip
-    (answer,) = analysis.answers(bsweep.load(tmp_path / "s"))
+        tmp_path / "s", EXACT, batch=2048, most_examples=0, settings=target, status="out_of_memory"
+    )
+    study = bsweep.load(tmp_path / "s")
+    num_runs = tuned(study).runs.groupby("global_batch").size()
+    assert num_runs.to_dict() == dict.fromkeys(BATCHES, 1) | {1024: 2, 2048: 1}
+    (answer,) = analysis.answers(study)
     assert answer.prediction is not None
     problems = answer.prediction.cells.set_index("global_batch")["problem"]
-    assert problems[1024] == "out of memory"
+    assert problems[2048] == "out of memory"
     assert set(problems[list(BATCHES)]) == {""}
 
 
@@ -230,12 +180,25 @@ def test_the_table_of_best_rates_has_only_cells_of_several_rates(tmp_path: Path)
     assert table.cells["best learning rate"].tolist() == ["0.4"]
 
 
-def test_of_runs_that_all_change_their_batch_it_is_said_so(tmp_path: Path) -> None:
-    for batch in (32, 64):
-        settings = {"batching.name": "schedule", "batching.factor": 2.0}
-        write_target_run(tmp_path / "s", EXACT, batch=batch, settings=settings)
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize(
+    ("runs", "says"),
+    [
+        ({"settings": {"batching.name": "schedule", "batching.factor": 2.0}}, "batching=fixed"),
+        ({"epochs": 1}, "epochs=2"),
+        # Which each run has in its only evaluation.
+        ({"epochs": 1, "settings": {"target_accuracy": 0.2}}, "two evaluations"),
+        ({"accuracy": 0.1}, "fewer than half of the cells"),
+        ({"settings": diloco("uniform"), "num_workers": 4, "num_rounds": 2}, "DiLoCo"),
+    ],
+)
+def test_what_is_missing_for_a_recommendation_is_said(
+    runs: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    for batch in BATCHES:
+        write_run(tmp_path / "s", local_batch=batch, **runs)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
-    assert "batching=fixed" in missing
+    assert says in missing
 
 
 @pytest.mark.full
@@ -255,27 +218,6 @@ def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_pa
     assert analysis.surface(study).empty
     assert not set(plots.figures(study)) & {"time_surface", "pareto_front"}
     assert not list(recommended(study))
-
-
-@pytest.mark.full
-def test_runs_of_one_evaluation_are_said_to_have_too_few(tmp_path: Path) -> None:
-    for batch in BATCHES:
-        write_run(tmp_path / "s", local_batch=batch, epochs=1)
-    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
-    assert "3 of 3 runs have fewer" in missing
-    assert "epochs=2" in missing
-    for batch in BATCHES:
-        settings = {"target_accuracy": 0.2}  # which each run has in its only evaluation
-        write_run(tmp_path / "named", local_batch=batch, epochs=1, settings=settings)
-    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "named"))
-    assert "two evaluations" in missing
-
-
-def test_what_has_not_learned_has_no_target(tmp_path: Path) -> None:
-    for batch in BATCHES:
-        write_run(tmp_path / "s", local_batch=batch, accuracy=0.1)
-    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
-    assert "fewer than half of the cells" in missing
 
 
 @pytest.mark.full
@@ -308,18 +250,13 @@ def test_validation_scores_are_named_so_everywhere(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
-    for cpu in ("Old CPU", "New CPU"):
+    for number, cpu in enumerate(("Old CPU", "New CPU")):
         for batch in BATCHES[:2]:
-            truth = Truth(pass_seconds=0.01 if cpu == "New CPU" else 0.02)
-            settings = {
-                "target_accuracy": TARGET,
-                "launch.ssh_port": len(cpu) if cpu == "New CPU" else None,
-            }
-            meta = META | {"cpu": cpu}
-            write_target_run(tmp_path / cpu, truth, batch=batch, settings=settings, meta=meta)
-        for run in (tmp_path / cpu).iterdir():
-            (tmp_path / "s").mkdir(exist_ok=True)
-            run.rename(tmp_path / "s" / f"{run.name}_{cpu[:3]}")
+            settings = {"target_accuracy": TARGET, "launch.ssh_port": number or None}
+            truth, meta = Truth(pass_seconds=0.02 / (1 + number)), META | {"cpu": cpu}
+            write_target_run(
+                tmp_path / "s", truth, batch=batch, seed=number, settings=settings, meta=meta
+            )
     study = bsweep.load(tmp_path / "s", mix=True)
     with computing_once():
         one, other = analysis.recommendations(study)
@@ -355,14 +292,3 @@ def test_skipped_checks_are_named_with_their_options(
     for _, word in ready:
         found = bsweep.predict(study, TARGET, where=dict([word.split("=")]))
         assert found.cells["num_runs"].sum() in (2, 3)
-
-
-@pytest.mark.full
-def test_workers_out_of_step_are_told_apart_from_missing_points(
-    tmp_path: Path,
-) -> None:
-    for batch in (4, 8):
-        settings = diloco("uniform")
-        write_run(tmp_path / "s", local_batch=batch, num_workers=4, num_rounds=2, settings=settings)
-    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
-    assert "DiLoCo do not take every step together" in missing

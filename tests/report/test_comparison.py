@@ -10,8 +10,10 @@ import pytest
 
 from bsweep import analysis
 from bsweep.report.comparison import write_page
+from tests.report.browser import assert_accessible, opened
 from tests.support.synthetic_study import META, write_run, write_study
 
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 DARK, LIGHT = "rgb(20, 23, 26)", "rgb(255, 255, 255)"
 
 
@@ -31,18 +33,18 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_comparison_looks_like_a_report(
     browser: Any, path: Path, scheme: str, background: str
 ) -> None:
-    said: list[str] = []
-    page = browser.new_page(color_scheme=scheme, viewport={"width": 390, "height": 844})
-    page.on("console", lambda message: said.append(message.text))
-    page.on("request", lambda request: said.append(request.url))
-    page.goto(path.as_uri())
-    found = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    wide = page.evaluate("document.documentElement.scrollWidth")
-    images = page.locator("img").count()
-    page.close()
-    assert said == [path.as_uri()]
-    assert (found, images) == (background, 0)
-    assert wide <= 390
+    """On a phone, on which tables scroll; its reader chooses the look."""
+    phone: dict[str, Any] = {"color_scheme": scheme, "viewport": {"width": 390, "height": 844}}
+    with opened(browser, path, awaits="body", **phone) as page:
+        assert page.evaluate(BACKGROUND) == background
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.locator("img").count() == 0
+        page.select_option("#theme", "dark")
+        assert page.url.endswith("#theme=dark")
+        page.reload()
+        assert page.evaluate(BACKGROUND) == DARK
+    with opened(browser, path, awaits="body", bypass_csp=True, **phone) as page:
+        assert_accessible(page)
 
 
 def test_a_comparison_runs_only_its_own_script(path: Path) -> None:
@@ -54,38 +56,7 @@ def test_a_comparison_runs_only_its_own_script(path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_in_a_comparison(browser: Any, path: Path, scheme: str) -> None:
-    axe = pytest.importorskip("axe_core_python", reason="no axe-core-python")
-    library = Path(axe.__file__).with_name("axe.min.js").read_text()
-    narrow = {"width": 390, "height": 844}  # on which tables scroll
-    page = browser.new_page(color_scheme=scheme, bypass_csp=True, viewport=narrow)
-    page.goto(path.as_uri())
-    page.evaluate(f"() => {{ {library} }}")
-    found = page.evaluate("axe.run().then((found) => found.violations)")
-    page.close()
-    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
-
-
-@pytest.mark.full
-def test_a_reader_of_a_comparison_chooses_the_look(browser: Any, path: Path) -> None:
-    said: list[str] = []
-    page = browser.new_page()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(path.as_uri())
-    page.select_option("#theme", "dark")
-    assert page.url.endswith("#theme=dark")
-    page.reload()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == DARK
-    page.close()
-    assert said == []
-
-
-@pytest.mark.full
 def test_a_comparison_is_there_where_no_script_runs(browser: Any, path: Path) -> None:
-    page = browser.new_page(java_script_enabled=False)
-    page.goto(path.as_uri())
-    assert "compared with before" in page.inner_text("h1")
-    assert not page.is_visible("#theme")
-    page.close()
+    with opened(browser, path, awaits="h1", java_script_enabled=False) as page:
+        assert "compared with before" in page.inner_text("h1")
+        assert not page.is_visible("#theme")

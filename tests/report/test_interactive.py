@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -18,16 +19,18 @@ from matplotlib.patches import Rectangle
 
 import bsweep
 from bsweep import analysis, plots
+from bsweep.analysis import splitting
+from bsweep.analysis.targets import crossings
 from bsweep.config.target import Target
-from bsweep.plots import surface
 from bsweep.plots.drawing import PALE
 from bsweep.report.document import document
-from bsweep.report.interactive import html_of
-from tests.report.browser import drawn, go, opened, rows
+from tests.report.browser import assert_accessible, drawn, go, opened, page_of, rows
 from tests.support.running import compose
+from tests.support.split_study import write_split_study
 from tests.support.synthetic_study import META, write_run, write_study
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
+PHONE = {"width": 390, "height": 844}
 BATCHES, WORKERS, SEEDS = (64, 256, 1024), (1, 4), 2
 HOSTILE = '</script><img src=x onerror="alert(1)">${alert(2)}'
 _PLACE_OF_A_CELL = (
@@ -47,16 +50,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
                 write_target_run(
                     folder, Truth(), batch=batch, workers=workers, seed=seed, noise_scale=300.0
                 )
+    meta = META | {"command": f"bsweep run epochs=3 seed=0,1 model.name={HOSTILE!r}"}
+    settings = {"optimizer.lr_rule": "linear"}
     run = write_run(
-        folder,
-        local_batch=8,
-        status="failed",
-        num_epochs_done=0,
-        message=HOSTILE,
-        events=(HOSTILE,),
-        settings={"optimizer.lr_rule": "linear"},
-        meta={**META, "command": f"bsweep run epochs=3 seed=0,1 model.name={HOSTILE!r}"},
-    )
+        folder, local_batch=8, status="failed", num_epochs_done=0, message=HOSTILE,
+        events=(HOSTILE,), settings=settings, meta=meta,
+    )  # fmt: skip
     logs = run / "logs/rank.0"
     logs.mkdir(parents=True)
     for rank, (time, is_consequence) in enumerate([(1.0, True), (2.0, False)]):
@@ -72,24 +71,23 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
 
 @pytest.fixture(scope="module")
 def path(study: analysis.Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pages") / "report.html"
-    path.write_text(html_of(document(study)), encoding="utf-8")
-    return path
+    return page_of(study, tmp_path_factory.mktemp("pages"))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+@pytest.mark.parametrize("screen", [{"width": 1280, "height": 800}, PHONE])
 def test_the_first_screen_has_all_of_the_answer(
-    browser: Any, path: Path, width: int, height: int
+    browser: Any, path: Path, screen: dict[str, int]
 ) -> None:
-    with opened(browser, path, viewport={"width": width, "height": height}) as page:
+    with opened(browser, path, viewport=screen) as page:
         for part in ("#best", "#amount", "#sure", "#map canvas", "#next", "#warnings"):
             box = page.locator(part).bounding_box()
-            assert box["y"] + box["height"] < height, part
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert box["y"] + box["height"] < screen["height"], part
+        assert page.evaluate("document.documentElement.scrollWidth") <= screen["width"]
         for chart in ("map", "curves"):
             assert page.get_attribute(f"#{chart}", "role") == "img"
             assert page.get_attribute(f"#{chart}", "aria-label")
+        assert not page.is_visible("#splits"), "no model of the study is split"
 
 
 @pytest.mark.full
@@ -106,8 +104,7 @@ def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path
     best = analysis.answers(study)[analysis.first_place(study) or 0].prediction
     assert best is not None
     assert line.startswith("wide: ")
-    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
-    with opened(browser, tmp_path / "page.html") as page:
+    with opened(browser, page_of(study, tmp_path)) as page:
         said = page.inner_text(".answer")
         assert f"Global batch {best.recommended['global_batch']} on 1 worker" in said
         assert f": {best.amount.partition(' (')[0]}, 90 % interval" in said
@@ -122,14 +119,16 @@ def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path
 
 
 @pytest.mark.full
-def test_without_a_recommendation_the_terminals_lines_are_said(
+def test_a_page_of_one_run_says_the_terminals_lines_and_has_no_empty_controls(
     browser: Any, tmp_path: Path
 ) -> None:
-    for seed in range(2):
-        write_run(tmp_path / "s", local_batch=8, seed=seed)
+    write_run(tmp_path / "s", local_batch=8)
     study = bsweep.load(tmp_path / "s")
-    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
-    with opened(browser, tmp_path / "page.html") as page:
+    with opened(browser, page_of(study, tmp_path)) as page:
+        empty = "(all) => all.filter((one) => !one.options.length).map((one) => one.id)"
+        assert page.eval_on_selector_all("select:visible", empty) == []
+        assert not page.is_visible("#bar")
+        assert "Runs with a curve here: 1 of 1." in page.inner_text("#curves-say")
         said = page.inner_text(".first")
         for line in analysis.answer_lines(study):
             assert said.count(line) == 1
@@ -152,8 +151,7 @@ def test_a_cell_known_by_a_bound_alone_is_to_be_evaluated_more_often(
     study = bsweep.load(tmp_path / "s")
     prediction = bsweep.predict(study, TARGET)
     assert prediction.evaluate_every_examples == 40_000
-    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
-    with opened(browser, tmp_path / "page.html") as page:
+    with opened(browser, page_of(study, tmp_path)) as page:
         assert page.inner_text("#sure") == prediction.brief()[1]
         command = page.inner_text("#next code").split()
         assert not any(word.startswith("global_batch") for word in command)
@@ -169,7 +167,7 @@ ODD_LINKS = [
 
 
 @pytest.mark.full
-def test_a_link_that_is_not_understood_shows_the_defaults(browser: Any, path: Path) -> None:
+def test_links_restore_views_or_show_the_defaults(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         before = page.inner_text("#overview")
         for odd in ODD_LINKS:
@@ -180,25 +178,18 @@ def test_a_link_that_is_not_understood_shows_the_defaults(browser: Any, path: Pa
             assert page.inner_text("#misread").endswith(f": {odd}")
             go(page, logx="")
             assert page.is_hidden("#misread"), odd
+        go(page, **{"x": "steps", "logx": "1", "theme": "dark", "cell": "256x4", "find": "_w4_",
+                    "filter.seed": "1", "sort": "num_workers", "smooth": "0.5"})  # fmt: skip
+        fragment = page.url.partition("#")[2]
+        view = [rows(page, "curves"), page.inner_text("#overview")]
+    with opened(browser, path, fragment) as page:
+        assert [rows(page, "curves"), page.inner_text("#overview")] == view
+        assert page.input_value("#theme") == "dark"
+        assert page.input_value("#x") == "steps"
+        assert any(row["smooth"] != row["y"] for row in rows(page, "curves"))
 
 
-@pytest.mark.full
-def test_a_price_is_typed(browser: Any, path: Path) -> None:
-    with opened(browser, path, "objective=money") as page:
-        once = {row["name"]: row["seconds"] for row in rows(page, "map")}
-        page.focus("#price")
-        page.keyboard.press("Control+A")
-        page.keyboard.press("Backspace")
-        page.keyboard.type("2.5")
-        drawn(page)
-        assert page.input_value("#price") == "2.5"
-        more = {row["name"]: row["seconds"] for row in rows(page, "map")}
-        assert more == pytest.approx({name: 2.5 * value for name, value in once.items()})
-        assert "--price-per-worker-hour 2.5" in page.inner_text("#next code")
-
-
-@pytest.mark.full
-def test_what_the_pointer_is_on_stands_out_everywhere(browser: Any, path: Path) -> None:
+def test_a_cell_stands_out_is_selected_and_gives_its_command(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         x, y = page.evaluate(_PLACE_OF_A_CELL)
         page.mouse.move(x, y)
@@ -208,26 +199,36 @@ def test_what_the_pointer_is_on_stands_out_everywhere(browser: Any, path: Path) 
         for chart in ("map", "curves"):
             assert page.evaluate("(name) => charts[name].view.signal('hovered')", chart) == names
         assert page.locator("#table tr.hovered").count() == SEEDS
+        page.mouse.click(x, y)
+        drawn(page)
+        assert page.input_value("#cell") == "256x4"
+        picked = {row["run"] for row in rows(page, "curves") if row["strength"] == 2}
+        assert len(picked) == SEEDS == page.locator("#table tr.picked").count()
+        go(page, cell="", picked=next(iter(picked)))
+        assert [row["name"] for row in rows(page, "map") if row["is_picked"]] == ["256x4"]
+        go(page, picked="", target="0.9999")
+        assert {row["seconds"] for row in rows(page, "map")} == {None}, "all missed the target"
+        page.mouse.click(*page.evaluate(_PLACE_OF_A_CELL))
+        drawn(page)
+        assert page.input_value("#cell")
+        go(page, target="", cell="256x4")
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.click("#reading button")
+        page.wait_for_selector("#reading button:text('Copied')")
+        copied = page.evaluate("navigator.clipboard.readText()")
         page.locator("#table tbody tr").first.hover()
         run = page.get_attribute("#table tbody tr >> nth=0", "data-run")
         assert run in page.evaluate("charts.curves.view.signal('hovered')")
+    program, verb, *words = shlex.split(copied)
+    assert (program, verb, *words[-2:]) == ("bsweep", "run", "target_accuracy=0.9", "study=asked")
+    unknown = str(META["command"]).split()[-1]  # an experiment that is not there
+    config = compose(*[word for word in words if word != unknown])
+    assert (config.num_workers, config.local_batch, config.seed) == (4, 64, SEEDS)
 
 
-@pytest.mark.full
-def test_hardware_and_status_are_filters(browser: Any, tmp_path: Path) -> None:
-    write_run(tmp_path / "s", local_batch=8)
-    write_run(tmp_path / "s", local_batch=16, meta={**META, "cpu": "another"})
-    write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=1, message="no")
-    page_path = tmp_path / "page.html"
-    page_path.write_text(html_of(document(bsweep.load(tmp_path / "s", mix=True))), "utf-8")
-    with opened(browser, page_path) as page:
-        for menu, left in (("hardware", 1), ("status", 2)):
-            page.click(f'details[data-menu="{menu}"] summary')
-            page.locator(f'input[data-filter="{menu}"]').last.uncheck()
-            drawn(page)
-            assert page.locator("#table tbody tr").count() == left
-            page.click("#clear")
-            drawn(page)
+def on_map(page: Any) -> dict[tuple[int, int], float]:
+    """Return what the map shows of each cell, by global batch and workers."""
+    return {(row["global_batch"], row["num_workers"]): row["seconds"] for row in rows(page, "map")}
 
 
 def of(line: Line2D) -> tuple[tuple[float, float], ...]:
@@ -236,53 +237,37 @@ def of(line: Line2D) -> tuple[tuple[float, float], ...]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("figure", "fragment", "columns"),
-    [
-        ("accuracy_by_epoch", "x=epochs&y=test_accuracy", 2),
-        ("loss_by_epoch", "x=epochs&y=test_loss", 2),
-        ("accuracy_by_time", "x=seconds&y=test_accuracy", 1),
-    ],
-)
-def test_both_drawings_of_curves_have_the_same_points(
-    browser: Any, tmp_path: Path, figure: str, fragment: str, columns: int
+def test_both_drawings_of_curves_and_steps_have_the_same_points(
+    browser: Any, tmp_path: Path
 ) -> None:
-    write_study(tmp_path / "s", local_batches=(8, 32), epochs=4, seeds=3)
-    study = bsweep.load(tmp_path / "s")
-    panels = plots.FIGURES[figure](study).axes[columns - 1 :: columns]  # the last column
-    on_paper = {points for axes in panels for line in axes.lines if len(points := of(line)) == 4}
-    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
-    with opened(browser, tmp_path / "page.html", fragment) as page:
-        found: dict[str, list[tuple[float, float]]] = {}
-        for row in rows(page, "curves"):
-            found.setdefault(row["run"], []).append((row["x"], row["y"]))
-    assert len(found) == 4 * 3
-    cells: dict[str, list[list[tuple[float, float]]]] = {}
-    for run_id, curve in found.items():
-        cells.setdefault(re.sub(r"_s\d+$", "", run_id), []).append(curve)
-    means = [np.mean(curves, axis=0).tolist() for curves in cells.values()]  # paper has no seeds
-    assert len(on_paper) == len(means) == 4
-    np.testing.assert_allclose(sorted(means), sorted(map(list, on_paper)), rtol=1e-6)
-
-
-@pytest.mark.full
-def test_both_drawings_of_a_step_have_the_same_parts(browser: Any, tmp_path: Path) -> None:
-    write_study(tmp_path / "s", local_batches=(8, 32), num_workers=(2,), epochs=1)
-    study = bsweep.load(tmp_path / "s")
-    bars = plots.FIGURES["seconds_per_step"](study).axes[0].patches
-    on_paper = sorted(
-        bar.get_width()
-        for bar in bars
-        if isinstance(bar, Rectangle) and bar.get_facecolor() != to_rgba(PALE)
-    )
-    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
-    found: list[float] = []
-    with opened(browser, tmp_path / "page.html") as page:
-        for run_id in study.runs["run_id"]:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 32), epochs=4))
+    seconds: list[float] = []
+    with opened(browser, page_of(study, tmp_path)) as page:
+        for figure, x, y, columns in (
+            ("accuracy_by_epoch", "epochs", "test_accuracy", 2),
+            ("loss_by_epoch", "epochs", "test_loss", 2),
+            ("accuracy_by_time", "seconds", "test_accuracy", 1),
+        ):
+            panels = plots.FIGURES[figure](study).axes[columns - 1 :: columns]  # the last column
+            lines = {of(line) for axes in panels for line in axes.lines}
+            go(page, x=x, y=y)
+            curves: dict[str, list[tuple[float, float]]] = {}
+            for row in rows(page, "curves"):
+                curves.setdefault(row["run"], []).append((row["x"], row["y"]))
+            on_paper = sorted(points for points in lines if len(points) == 4)
+            assert len(on_paper) == len(curves) == 4
+            np.testing.assert_allclose(sorted(curves.values()), on_paper, rtol=1e-6)
+        for run_id in study.runs.query("num_workers == 2")["run_id"]:
             go(page, run=run_id)
-            found += [row["seconds"] for row in rows(page, "anatomy")]
-    assert sorted(found) == pytest.approx([width for width in on_paper if width], rel=1e-5)
-    assert len(found) >= 4
+            seconds += [row["seconds"] for row in rows(page, "anatomy") if row["epoch"] == 1]
+    bars = [
+        bar.get_width()
+        for axes in plots.FIGURES["seconds_per_step"](study).axes
+        for bar in axes.patches
+        if isinstance(bar, Rectangle) and bar.get_facecolor() != to_rgba(PALE)
+    ]
+    assert sorted(seconds) == pytest.approx(sorted(width for width in bars if width), rel=1e-5)
+    assert len(seconds) >= 4
 
 
 @pytest.mark.full
@@ -300,8 +285,7 @@ def test_both_drawings_of_a_changed_batch_have_the_same_points(
     write_run(tmp_path / "s", local_batch=8)
     study = replace(bsweep.load(tmp_path / "s"), batches=steps, noise_scales=noise)
     batches, scales, _ = plots.FIGURES["batch_by_epoch"](study).axes
-    (tmp_path / "page.html").write_text(html_of(document(study)), encoding="utf-8")
-    with opened(browser, tmp_path / "page.html", "run=b8_w1_horovod_s0") as page:
+    with opened(browser, page_of(study, tmp_path), "run=b8_w1_horovod_s0") as page:
         found = [(row["x"], row["y"]) for row in rows(page, "batches")]
         of_noise = [row["y"] for row in rows(page, "noise")]
     assert tuple(found) == of(batches.lines[0])
@@ -310,44 +294,36 @@ def test_both_drawings_of_a_changed_batch_have_the_same_points(
 
 
 @pytest.mark.full
-def test_both_drawings_of_the_map_show_the_same(
+def test_the_map_shows_the_cells_of_the_analysis(
     browser: Any, path: Path, study: analysis.Study
 ) -> None:
-    figure = plots.FIGURES["time_surface"](study)
-    (axes,) = figure.axes
-    batches, workers = (
-        [int(label.get_text()) for label in labels]
-        for labels in (axes.get_xticklabels(), axes.get_yticklabels())
-    )
-    on_paper = {}
-    for text in axes.texts:
-        x, y = text.get_position()
-        on_paper[batches[round(x)], workers[round(y)]] = text.get_text().split("\n")[0]
-    unit = surface._unit(analysis.surface(study)["seconds"])[1]
+    cells = analysis.surface(study).set_index(["global_batch", "num_workers"])
     with opened(browser, path) as page:
-        on_page = {
-            (row["global_batch"], row["num_workers"]): row
-            for row in rows(page, "map")
-            if not row["problem"]
-        }
+        assert on_map(page) == pytest.approx(cells["seconds"].to_dict(), rel=1e-6)
         texts = page.evaluate("charts.map.view.data('data_0').map(row => row.label)")
-    numbers = {key: row["seconds"] for key, row in on_page.items()}
-    told = {key: unit * float(text) for key, text in on_paper.items() if text[0].isdigit()}
-    assert told == pytest.approx(numbers, rel=0.01, abs=0.06 * unit)
-    assert len(told) >= len(BATCHES) * len(WORKERS)
-    stars = [key for key, row in on_page.items() if row["is_recommended"]]
-    assert len(stars) == 1
-    assert f"★ {numbers[stars[0]]:.3g}" in texts
+        stars = [row["seconds"] for row in rows(page, "map") if row["is_recommended"]]
+    (best,) = cells.loc[cells["is_recommended"], "seconds"]
+    assert stars == pytest.approx([best], rel=1e-6)
+    assert f"★ {best:.3g}" in texts
+
+
+CURVES: list[list[float | None]] = [
+    [0.1, 0.95, 0.2, 0.8, 0.85, 0.9],  # a lucky evaluation
+    [0.9, 0.9, 0.1],
+    [0.95],
+    [0.1, None, 0.9, 0.9],
+    [0.1, 0.2, 0.3, 0.95],  # not confirmed
+]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("metric", ["test_accuracy", "test_loss"])
 def test_times_to_targets_equal_those_of_python(
-    browser: Any, path: Path, study: analysis.Study, metric: str
+    browser: Any, path: Path, study: analysis.Study
 ) -> None:
-    values = [0.02, 0.31, 0.5, 0.77, TARGET, 0.99]
     with opened(browser, path) as page:
-        for value in values:
+        for metric, value in itertools.product(
+            ("test_accuracy", "test_loss"), (0.02, 0.31, 0.5, 0.77, TARGET, 0.99)
+        ):
             known = analysis.to_target(study, Target(metric, value))
             found = page.evaluate(
                 "([metric, value]) => Object.fromEntries(rows.filter((row) => row.curve)"
@@ -361,53 +337,33 @@ def test_times_to_targets_equal_those_of_python(
                 for name in ("seconds", "steps", "epochs", "examples") if here else ():
                     assert here[name] == pytest.approx(expected[f"{name}_to_target"], rel=1e-8)
                 assert here is None or here["is_bound"] == expected["is_bound"]
-
-
-CURVES: list[list[float | None]] = [
-    [0.1, 0.95, 0.2, 0.8, 0.85, 0.9],  # a lucky evaluation
-    [0.9, 0.9, 0.1],
-    [0.95],
-    [0.1, None, 0.9, 0.9],
-    [0.1, 0.2, 0.3, 0.95],  # not confirmed
-]
-
-
-@pytest.mark.full
-def test_odd_curves_reach_targets_as_in_python(browser: Any, path: Path) -> None:
-    from bsweep.analysis.targets import crossings
-
-    with opened(browser, path) as page:
         for values in CURVES:
-            amounts = {name: [10.0 * at + 3 for at in range(len(values))] for name in (
-                "train_seconds", "num_steps", "epochs_done", "num_examples",
-            )}  # fmt: skip
+            seconds = [10.0 * at + 3 for at in range(len(values))]
+            names = ("train_seconds", "num_steps", "epochs_done", "num_examples")
+            amounts = dict.fromkeys(names, seconds)
             table = pd.DataFrame({"run_id": "a", "test_accuracy": values, **amounts})
-            known = crossings(table, Target("test_accuracy", 0.8)).loc["a"]
-            seconds = amounts["train_seconds"]
+            at_once = crossings(table, Target("test_accuracy", 0.8)).loc["a"]
             curve: dict[str, Any] = {"test_accuracy": values}
             curve |= dict.fromkeys(("seconds", "steps", "epochs", "examples"), seconds)
             found = page.evaluate("(curve) => toTarget(curve, 'test_accuracy', 0.8)", curve)
-            assert (found is not None) == known["reached"]
+            assert (found is not None) == at_once["reached"]
             if found:
-                assert found["seconds"] == pytest.approx(known["seconds_to_target"])
+                assert found["seconds"] == pytest.approx(at_once["seconds_to_target"])
 
 
 def test_the_slider_gives_medians_of_pythons_times(
     browser: Any, path: Path, study: analysis.Study
 ) -> None:
     known = analysis.to_target(study, Target("test_accuracy", 0.6))
-    runs = study.runs.set_index("run_id").join(known)
-    cells = runs.dropna(subset="seconds_to_target").groupby(["global_batch", "num_workers"])
-    workers = runs["num_workers"]
-    expected = cells["seconds_to_target"].median().to_dict()
-    by_work = (runs["seconds_to_target"] * workers).groupby([runs["global_batch"], workers])
+    runs = study.runs.set_index("run_id").join(known).dropna(subset="seconds_to_target")
+    work = runs["seconds_to_target"] * runs["num_workers"]
+    cells = [runs["global_batch"], runs["num_workers"]]
     with opened(browser, path) as page:
         page.fill("#target", "0.6")
         drawn(page)
-        found = {
-            (row["global_batch"], row["num_workers"]): row["seconds"] for row in rows(page, "map")
-        }
-        assert found == pytest.approx(expected)
+        assert on_map(page) == pytest.approx(
+            runs["seconds_to_target"].groupby(cells).median().to_dict()
+        )
         assert "--target-accuracy 0.6" in page.inner_text("#next")
         assert not any(row["is_bound"] for row in rows(page, "map"))
         first = study.evaluations.groupby("run_id")["test_accuracy"].first()
@@ -415,15 +371,21 @@ def test_the_slider_gives_medians_of_pythons_times(
         assert all(row["is_bound"] for row in rows(page, "map"))
         assert page.inner_text("#amount").startswith("≤ ")
         assert "≤ " in page.inner_text("#table tbody")
-        go(page, target="0.6")
-        go(page, objective="worker_seconds")
-        found = {
-            (row["global_batch"], row["num_workers"]): row["seconds"] for row in rows(page, "map")
-        }
-        assert found == pytest.approx(by_work.median().dropna().to_dict())
+        go(page, target="0.6", objective="worker_seconds")
+        assert on_map(page) == pytest.approx(work.groupby(cells).median().to_dict())
+        go(page, objective="money")
+        once = on_map(page)
+        page.focus("#price")
+        page.keyboard.press("Control+A")
+        page.keyboard.press("Backspace")
+        page.keyboard.type("2.5")
+        drawn(page)
+        assert page.input_value("#price") == "2.5"
+        assert on_map(page) == pytest.approx({cell: 2.5 * price for cell, price in once.items()})
+        assert "--price-per-worker-hour 2.5" in page.inner_text("#next code")
 
 
-def test_filters_change_charts_and_table(browser: Any, path: Path) -> None:
+def test_the_table_filters_sorts_searches_and_hides_columns(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         everything = {row["run"] for row in rows(page, "curves")}
         page.click('details[data-menu="num_workers"] summary')
@@ -437,23 +399,20 @@ def test_filters_change_charts_and_table(browser: Any, path: Path) -> None:
         page.click("#clear")
         drawn(page)
         assert {row["run"] for row in rows(page, "curves")} == everything
-
-
-def test_a_cell_is_selected_everywhere_and_gives_its_command(browser: Any, path: Path) -> None:
-    with opened(browser, path) as page:
-        x, y = page.evaluate(_PLACE_OF_A_CELL)
-        page.mouse.click(x, y)
+        page.click('[data-sort="global_batch"]')
+        page.click('[data-sort="global_batch"]')
         drawn(page)
-        batch, workers = page.input_value("#cell").split("x")
-        picked = {row["run"] for row in rows(page, "curves") if row["strength"] == 2}
-        assert len(picked) == SEEDS == page.locator("#table tr.picked").count()
-        run = next(iter(picked))
-        go(page, cell="", picked=run)
-        assert [row["name"] for row in rows(page, "map") if row["is_picked"]] == [
-            f"{batch}x{workers}"
-        ]
-        go(page, cell=f"{batch}x{workers}", picked="")
-        assert page.inner_text("#reading code").endswith("target_accuracy=0.9 study=asked")
+        assert page.get_attribute('th[aria-sort="descending"] button', "data-sort") == (
+            "global_batch"
+        )
+        assert "_w1_" in page.inner_text("#table tbody tr:first-child")
+        page.fill("#find", "b64 s1")
+        drawn(page)
+        assert page.locator("#table tbody tr").count() == 2
+        page.click("#columns summary")
+        page.uncheck('[data-column="seed"]')
+        drawn(page)
+        assert page.locator('[data-sort="seed"]').count() == 0
 
 
 @pytest.mark.full
@@ -471,72 +430,11 @@ def test_the_energy_to_the_target_is_that_of_python(
     names = zip(cells["global_batch"], cells["num_workers"], strict=True)
     expected = dict(zip(names, cells["joules"], strict=True))
     best = min(expected, key=lambda cell: expected[cell])
-    path = tmp_path / "page.html"
-    path.write_text(html_of(document(study)), encoding="utf-8")
-    with opened(browser, path, "objective=joules") as page:
-        found = {(row["global_batch"], row["num_workers"]): row for row in rows(page, "map")}
-        energies = {key: row["seconds"] for key, row in found.items()}
-        assert energies == pytest.approx(expected, rel=1e-6)
-        assert found[best]["is_recommended"]
+    with opened(browser, page_of(study, tmp_path), "objective=joules") as page:
+        assert on_map(page) == pytest.approx(expected, rel=1e-6)
+        (chosen,) = [row["name"] for row in rows(page, "map") if row["is_recommended"]]
+        assert chosen == f"{best[0]}x{best[1]}"
         assert " --objective joules" in page.inner_text(".first")
-
-
-@pytest.mark.full
-def test_a_command_is_copied_and_composes(browser: Any, path: Path) -> None:
-    with opened(browser, path, "cell=256x4") as page:
-        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        page.click("#reading button")
-        page.wait_for_selector("#reading button:text('Copied')")
-        copied = page.evaluate("navigator.clipboard.readText()")
-    program, verb, *words = shlex.split(copied)
-    assert (program, verb) == ("bsweep", "run")
-    unknown = str(META["command"]).split()[-1]  # an experiment that is not there
-    config = compose(*[word for word in words if word != unknown])
-    assert (config.num_workers, config.local_batch, config.seed) == (4, 64, SEEDS)
-
-
-@pytest.mark.full
-def test_a_cell_that_missed_the_target_has_its_place_and_can_be_selected(
-    browser: Any, path: Path
-) -> None:
-    with opened(browser, path, "target=0.9999") as page:
-        assert {row["seconds"] for row in rows(page, "map")} == {None}
-        x, y = page.evaluate(_PLACE_OF_A_CELL)
-        page.mouse.click(x, y)
-        drawn(page)
-        assert page.input_value("#cell")
-
-
-def test_links_restore_views(browser: Any, path: Path) -> None:
-    with opened(browser, path) as page:
-        go(page, **{"x": "steps", "logx": "1", "theme": "dark", "cell": "256x4", "find": "_w4_",
-                    "filter.seed": "1", "sort": "num_workers", "smooth": "0.5"})  # fmt: skip
-        fragment = page.url.partition("#")[2]
-        before = [rows(page, "curves"), page.inner_text("#overview")]
-    with opened(browser, path, fragment) as page:
-        assert [rows(page, "curves"), page.inner_text("#overview")] == before
-        assert page.input_value("#theme") == "dark"
-        assert page.input_value("#x") == "steps"
-        assert any(row["smooth"] != row["y"] for row in rows(page, "curves"))
-
-
-@pytest.mark.full
-def test_the_table_sorts_searches_and_hides_columns(browser: Any, path: Path) -> None:
-    with opened(browser, path) as page:
-        page.click('[data-sort="global_batch"]')
-        page.click('[data-sort="global_batch"]')
-        drawn(page)
-        assert page.get_attribute('th[aria-sort="descending"] button', "data-sort") == (
-            "global_batch"
-        )
-        assert "_w1_" in page.inner_text("#table tbody tr:first-child")
-        page.fill("#find", "b64 s1")
-        drawn(page)
-        assert page.locator("#table tbody tr").count() == 2
-        page.click("#columns summary")
-        page.uncheck('[data-column="seed"]')
-        drawn(page)
-        assert page.locator('[data-sort="seed"]').count() == 0
 
 
 @pytest.mark.full
@@ -567,14 +465,16 @@ def test_the_page_of_a_run_tells_all_of_it(browser: Any, path: Path, study: anal
 
 
 @pytest.mark.full
-def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
+def test_hostile_names_stay_text_and_hardware_and_status_are_filters(
+    browser: Any, tmp_path: Path
+) -> None:
     folder = tmp_path / "a<b>&'\""
     write_run(folder, local_batch=8, meta={**META, "cpu": HOSTILE}, events=(HOSTILE,))
     write_run(folder, local_batch=16, message="=1+1")
-    page_path = tmp_path / "report.html"
-    page_path.write_text(html_of(document(bsweep.load(folder, mix=True))), encoding="utf-8")
-    assert "<img" not in page_path.read_text()
-    with opened(browser, page_path) as page:
+    write_run(folder, local_batch=32, status="failed", num_epochs_done=1, message="no")
+    path = page_of(bsweep.load(folder, mix=True), tmp_path)
+    assert "<img" not in path.read_text()
+    with opened(browser, path) as page:
         assert page.inner_text("h1") == folder.name
         assert HOSTILE in page.inner_text("#table")
         assert HOSTILE in page.inner_text("#warnings")
@@ -582,6 +482,13 @@ def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
         text = page.evaluate("csv(['message'], rows)")
         assert "'=1+1" in text
         assert "\n=1+1" not in text
+        for menu, left in (("hardware", 1), ("status", 2)):
+            page.click(f'details[data-menu="{menu}"] summary')
+            page.locator(f'input[data-filter="{menu}"]').last.uncheck()
+            drawn(page)
+            assert page.locator("#table tbody tr").count() == left
+            page.click("#clear")
+            drawn(page)
 
 
 @pytest.mark.full
@@ -597,23 +504,16 @@ def test_the_policy_allows_the_pages_own_scripts_alone(browser: Any, path: Path)
         assert page.evaluate("typeof taken") == "undefined"
 
 
-OF_A_RUN = "run=b64_w4_horovod_s0_lr_rulelinear"
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("fragment", ["", OF_A_RUN])
+@pytest.mark.parametrize("fragment", ["", "run=b64_w4_horovod_s0_lr_rulelinear"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser: Any, path: Path, scheme: str, fragment: str) -> None:
-    axe = pytest.importorskip("axe_core_python", reason="no axe-core-python")
-    library = Path(axe.__file__).with_name("axe.min.js").read_text()
     with opened(browser, path, fragment, color_scheme=scheme) as page:
-        page.evaluate(f"() => {{ {library} }}")
-        found = page.evaluate("axe.run().then((found) => found.violations)")
-    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+        assert_accessible(page)
 
 
 @pytest.mark.full
-def test_keys_reach_all_controls(browser: Any, path: Path) -> None:
+def test_keys_reach_all_controls_and_charts_are_saved(browser: Any, path: Path) -> None:
     with opened(browser, path) as page:
         reached = []
         for _ in range(60):
@@ -625,11 +525,6 @@ def test_keys_reach_all_controls(browser: Any, path: Path) -> None:
         page.keyboard.press("ArrowDown")
         drawn(page)
         assert sum(row["is_picked"] for row in rows(page, "map")) == 1
-
-
-@pytest.mark.full
-def test_saved_files_hold_what_a_chart_shows(browser: Any, path: Path) -> None:
-    with opened(browser, path) as page:
         for kind, begins in (("PNG", b"\x89PNG"), ("SVG", b"<svg"), ("CSV", b"global_batch")):
             with page.expect_download() as download:
                 page.click(f"#save-map >> text={kind}")
@@ -644,8 +539,7 @@ def test_saved_files_hold_what_a_chart_shows(browser: Any, path: Path) -> None:
 @pytest.mark.full
 def test_three_thousand_runs_are_small_and_fast(browser: Any, tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=tuple(range(8, 2408, 8)), seeds=5)
-    page_path = tmp_path / "report.html"
-    page_path.write_text(html_of(document(bsweep.load(tmp_path / "s"))), encoding="utf-8")
+    page_path = page_of(bsweep.load(tmp_path / "s"), tmp_path)
     with opened(browser, page_path) as page:
         paint = page.evaluate("performance.getEntriesByType('paint')[0].startTime")
         spent = []
@@ -672,8 +566,6 @@ def test_a_page_shows_the_sentences_of_the_analysis(browser: Any, tmp_path: Path
     lost = "out.safetensors was not written: OSError: no space"
     write_run(folder, local_batch=8, status=None, num_epochs_done=1, meta=meta, events=(lost,))
     study = bsweep.load(folder)
-    path = tmp_path / "report.html"
-    path.write_text(html_of(document(study)), encoding="utf-8")
     lines = """[
         ...[...document.querySelectorAll("#warnings details:has(> summary > span)")].map((one) =>
             [...one.querySelectorAll("span, p")].map((p) => p.textContent).join(" ").trim()),
@@ -683,8 +575,77 @@ def test_a_page_shows_the_sentences_of_the_analysis(browser: Any, tmp_path: Path
     shown += [*analysis.recommendations(study), *analysis.headlines(study)]
     shown += analysis.what_is_missing(study)
     assert len(shown) > 5
-    with opened(browser, path) as page:
+    with opened(browser, page_of(study, tmp_path)) as page:
         assert page.evaluate(lines) == shown
         page.evaluate("update({ ...study })")  # as a page of `bsweep watch` does
         drawn(page)
         assert page.evaluate(lines) == shown
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
+    return bsweep.load(write_split_study(tmp_path_factory.mktemp("studies") / "split"))
+
+
+LOOKS = """() => Object.fromEntries(["color", "shape"].map((of) => {
+  const scale = charts.split_times.view.scale(of);
+  return [of, Object.fromEntries(scale.domain().map((value) => [value, scale(value)]))];
+}))"""
+
+
+def test_charts_of_split_models_have_the_numbers_of_the_figures(
+    browser: Any, split: analysis.Study, tmp_path: Path
+) -> None:
+    charts = ("split_times", "split_memory")
+    with opened(browser, page_of(split, tmp_path)) as page:
+        times, memory = (rows(page, name) for name in charts)
+        for name in charts:
+            assert page.locator(f"#{name} canvas").bounding_box()["width"] > 200
+        looks = page.evaluate(LOOKS)
+        assert all(page.is_visible(name) for name in ("#times", "#save-map", "#cells"))
+        go(page, **{"filter.strategy": "tensor"})
+        assert {row["way"] for row in rows(page, "split_times")} == {
+            "tensor 1x2, 1x4",
+            "tensor 2x2",
+        }
+    ways = splitting.ways(split)
+    fastest = ways.loc[ways["is_fastest"], "train_seconds"]
+    assert sorted(row["seconds"] for row in times) == pytest.approx(sorted(fastest))
+    names = {row["way"] for row in times}
+    assert names == {
+        "DDP", "sharded 1x2, 1x4", "tensor 1x2, 1x4", "tensor 2x2", "pipeline 1x2, 1x4",
+        "PipeDream 1x2, 1x4",
+    }  # fmt: skip
+    colors: dict[str, set[str]] = {}
+    for way in names:
+        colors.setdefault(way.split(" ")[0], set()).add(looks["color"][way])
+    assert all(len(of_strategy) == 1 for of_strategy in colors.values())
+    assert len(set.union(*colors.values())) == len(colors)
+    drawn = {(looks["color"][way], str(looks["shape"][way])) for way in names}
+    assert len(drawn) == len(names), "each way has its own shape"
+    table = splitting.worker_memory(split)
+    for name, part in (
+        ("parameters", "parameter_bytes"),
+        ("optimizer state", "optimizer_bytes"),
+        ("older weights", "stashed_bytes"),
+    ):
+        found = sorted(row["megabytes"] for row in memory if row["part"] == name)
+        assert found == pytest.approx(sorted(table.loc[table[part] > 0, part] / 1e6))
+    places: dict[str, set[int]] = {}
+    for row in memory:
+        places.setdefault(row["name"], set()).add(row["row"])
+    assert len(places) == len(ways), "each cell has its own name"
+    # Bars of few workers are beside their name's middle.
+    assert {tuple(sorted(of_cell)) for of_cell in places.values()} == {(1, 2), (0, 1, 2, 3)}
+
+
+@pytest.mark.full
+def test_names_of_split_cells_are_whole_on_a_phone(
+    browser: Any, split: analysis.Study, tmp_path: Path
+) -> None:
+    with opened(browser, page_of(split, tmp_path), viewport=PHONE) as page:
+        names = {row["name"] for row in rows(page, "split_memory")}
+        height = page.locator("#split_memory canvas").bounding_box()["height"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert max(len(line) for name in names for line in name.split("\n")) <= 24
+    assert height > 12 * sum(name.count("\n") + 1 for name in names)

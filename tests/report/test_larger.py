@@ -20,16 +20,14 @@ from bsweep.advise import recommend
 from bsweep.analysis.loaded import LargerClusters
 from bsweep.analysis.prediction.networks import OWN_LINKS, knee, wall
 from bsweep.analysis.prediction.result import cell_name
-from bsweep.analysis.simulation.constants import OTHER_WAY, Constants, of_study
-from bsweep.cli import predict as command
-from bsweep.cli import report as report_command
-from bsweep.cli import simulate as simulate_command
-from bsweep.report.document import document
-from bsweep.report.interactive import html_of
+from bsweep.analysis.simulation.constants import Constants
+from bsweep.cli import main, predict
+from bsweep.core import terminal
+from bsweep.core.terminal import BAD_CONFIG
 from bsweep.report.recommended import recommended
 from tests.analysis.test_ways import SHARDED
 from tests.analysis.test_ways import write as write_ways
-from tests.report.browser import go, opened, rows
+from tests.report.browser import go, opened, page_of, rows
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
 GROUPNORM = Path(__file__).parents[2] / "results/measured/groupnorm"
@@ -72,6 +70,13 @@ def test_networks_are_compared(prediction: analysis.Prediction) -> None:
         named = f"global batch {best['global_batch']} on {best['num_workers']} worker"
         assert line.startswith(f"With {one.network}{simulated}: {named}")
     assert "knee" in repr(prediction)
+    choice = prediction.choice
+    assert choice.runner_up is not None
+    near = [prediction.cells.iloc[at] for at in choice.alternatives[:3] or (choice.runner_up,)]
+    assert any(cell["is_simulated"] for cell in near)
+    for cell in near:
+        marked = f"{cell_name(cell)}, simulated" in prediction.brief()[1]
+        assert marked == bool(cell["is_simulated"])
 
 
 def test_a_knee_is_where_more_workers_bring_little() -> None:
@@ -102,15 +107,14 @@ def test_the_wall_is_where_all_further_batches_are_above_it() -> None:
 def test_the_command_prints_a_line_for_each_network(capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(GROUPNORM), "--workers", "1..64", "--target-accuracy", "0.42"]
     words += [word for network in NETWORKS for word in ("--network", network)]
-    assert command.run(words) == 0
+    assert predict.run(words) == 0
     told = capsys.readouterr().out
     assert all(f"With {network}, " in told for network in NETWORKS)
-    assert command.run([*words, "--json"]) == 0
+    assert predict.run([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [one["network"] for one in found["networks"]] == NETWORKS
     for one in found["networks"]:
         assert {cell["is_simulated"] for cell in one["cells"]} == {True, False}
-        assert one["recommendation"]["is_simulated"] in (True, False)
     assert {row["network"] for row in found["curves"]} == {OWN_LINKS, *NETWORKS}
 
 
@@ -119,10 +123,8 @@ def test_figures_and_tables_mark_what_is_simulated(study: analysis.Study) -> Non
     cells = analysis.surface(study)
     assert cells["is_simulated"].any()
     (axes,) = plots.FIGURES["time_surface"](study).axes
-    dashed = [
-        one for one in axes.patches if isinstance(one, Rectangle) and not one.get_fill()
-        and one.get_linestyle() != "solid" and one.get_linestyle() != "-"
-    ]  # fmt: skip
+    frames = [one for one in axes.patches if isinstance(one, Rectangle) and not one.get_fill()]
+    dashed = [frame for frame in frames if frame.get_linestyle() not in ("solid", "-")]
     shown = cells["is_simulated"] & (cells["problem"] == "")
     assert len(dashed) == shown.sum()
     for name in ("time_surface", "pareto_front"):
@@ -134,17 +136,6 @@ def test_figures_and_tables_mark_what_is_simulated(study: analysis.Study) -> Non
     assert tables["predicted"].cells["runs"].str.contains("simulated").any()
     assert "25gbit,10us" in tables["predicted"].caption
     assert len(tables["larger-clusters"].cells) == len(analysis.larger_clusters(study))
-
-
-@pytest.mark.full
-def test_without_a_network_nothing_is_simulated() -> None:
-    plain = bsweep.load(GROUPNORM)
-    assert analysis.larger_clusters(plain).empty
-    assert not analysis.surface(plain)["is_simulated"].any()
-    (answer,) = analysis.answers(plain)
-    assert answer.prediction is not None
-    assert answer.prediction.network_lines() == []
-    assert "network" not in answer.prediction.sentence()
 
 
 @pytest.mark.full
@@ -160,16 +151,9 @@ def test_a_network_that_misses_the_deadline_is_left_out() -> None:
     assert not found.others
     best, lost = found.network_lines()
     assert best.startswith("With 100gbit,1us, simulated: ")
-    assert lost.startswith(f"With 1mbit,100ms: objective {deadline!r}: no cell meets the deadline")
+    assert lost.startswith(f"With 1mbit,100ms: objective {deadline!r}: no cell")
     assert lost in found.brief()
     assert found.as_json()["not_predicted"] == [lost]
-
-
-def test_a_message_names_the_command_that_has_the_option() -> None:
-    known = bsweep.load(GROUPNORM)
-    unknown = replace(known, runs=known.runs.assign(num_parameters=np.nan))
-    with pytest.raises(ValueError, match="give `bsweep simulate` --parameters"):
-        of_study(unknown, {"num_workers": "1"})
 
 
 @pytest.mark.full
@@ -183,31 +167,10 @@ def test_a_codec_is_compared_like_a_network_and_doubted_more() -> None:
     plain, coded = (
         one.cells[one.cells["is_simulated"]].set_index("global_batch") for one in found.of_networks
     )
-    widths = [np.log(of["step_seconds_high"] / of["step_seconds_low"]) for of in (plain, coded)]
-    assert (widths[1] > np.hypot(widths[0], 0.9 * 2 * 1.645 * OTHER_WAY)).all()
+    widths = [of["step_seconds_high"] / of["step_seconds_low"] for of in (plain, coded)]
+    assert (widths[1] > widths[0]).all()
     assert any("a codec may change it" in warning for warning in found.warnings)
     assert any("no run measured the seconds that fp16 takes" in one for one in found.warnings)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("network", "says"),
-    [
-        ("1gbit,compression=", "name a codec"),
-        ("1gbit,compression=fp15", "compression=fp15 is unknown"),
-        ("1gbit,compression=own", "compression=own has code"),
-        ("1gbit,compression=powersgd", "what compression=powersgd sends"),
-    ],
-)
-def test_a_codec_that_cannot_be_simulated_is_refused_by_its_option(network: str, says: str) -> None:
-    with pytest.raises(ValueError, match=f"^--network {network}: {says}"):
-        bsweep.predict(GROUPNORM, target_accuracy=0.42, network=network, workers=[1, 8])
-
-
-@pytest.mark.full
-def test_a_network_without_larger_numbers_of_workers_is_refused() -> None:
-    with pytest.raises(ValueError, match="--network 1gbit: no cell of the grid has more workers"):
-        bsweep.predict(GROUPNORM, target_accuracy=0.42, network="1gbit", workers=[1, 2])
 
 
 @pytest.mark.full
@@ -220,18 +183,6 @@ def test_less_than_one_example_for_each_worker_is_said() -> None:
     assert found.warnings[0].startswith("no batch size of the grid suits 3 workers")
     with pytest.raises(ValueError, match="batch 64 on 128 workers"):
         bsweep.predict(GROUPNORM, workers=[128], **given)
-
-
-@pytest.mark.full
-def test_other_cells_that_are_simulated_say_so(prediction: analysis.Prediction) -> None:
-    choice = prediction.choice
-    assert choice.runner_up is not None
-    near = choice.alternatives[:3] or (choice.runner_up,)
-    cells = [prediction.cells.iloc[place] for place in near]
-    assert any(cell["is_simulated"] for cell in cells)
-    for cell in cells:
-        marked = f"{cell_name(cell)}, simulated"
-        assert (marked in prediction.brief()[1]) == bool(cell["is_simulated"])
 
 
 @pytest.fixture
@@ -299,31 +250,15 @@ def test_a_lone_worker_of_another_strategy_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_search_tells_the_warnings_of_its_simulation() -> None:
-    own = bsweep.predict(GROUPNORM, target_accuracy=0.42)
-    lines, found = recommend._larger(own, LargerClusters(("100mbit,1ms,compression=fp16",)))
+def test_a_search_tells_the_warnings_of_its_simulation_and_why_it_takes_no_more_workers() -> None:
+    given: dict[str, Any] = {"target_accuracy": 0.42, "objective": "cheapest,workers<=8"}
+    own = bsweep.predict(GROUPNORM, **given)
+    lines, found = recommend._larger(own, LargerClusters(("10mbit,10ms,compression=fp16",)))
     assert found is not None
+    assert lines[0].startswith("Simulated with 10mbit,10ms")
+    assert "workers<=8" in lines[0]
     assert any(line.startswith("Warning: fp16 is simulated only in steps") for line in lines)
     assert not any(line.removeprefix("Warning: ") in own.warnings for line in lines)
-
-
-@pytest.mark.full
-def test_a_search_says_why_it_takes_no_larger_number_of_workers() -> None:
-    own = bsweep.predict(GROUPNORM, target_accuracy=0.42, objective="cheapest,workers<=8")
-    (first, *_), _ = recommend._larger(own, LargerClusters(("10mbit,10ms",)))
-    assert first.startswith("Simulated with 10mbit,10ms: no larger number of workers that")
-    assert "workers<=8" in first
-
-
-def test_a_search_refuses_before_it_starts_what_it_cannot_simulate(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    grid = ["local_batch=8,16", "num_workers=1,2", "model=tiny_cnn", "strategy=sharded"]
-    network = "1gbit,compression=topk"
-    assert recommend.run([*grid, "--target-accuracy", "0.5", "--network", network]) == 2
-    assert f"--network {network}: compression=topk with strategy=sharded" in caplog.text
-    assert not (tmp_path / "results").exists()
 
 
 def test_the_words_of_larger_clusters_keep_every_option() -> None:
@@ -336,79 +271,80 @@ def test_the_words_of_larger_clusters_keep_every_option() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("network", "option", "low", "high"),
+    ("network", "option", "least"),
     [
-        # On free links, a step takes as long as a slow worker computes; fast ones seldom are last.
-        ("100tbit,1ns", {"speeds": (1.0, 0.5)}, 1.5, 2.5),
+        # On free links, a step takes as long as a slow worker computes.
+        ("100tbit,1ns", {"speeds": (1.0, 0.5)}, 1.5),
         # Hosts keep what exchanges took beyond the measured network.
-        ("1tbit,1ns", {"measured_network": "100tbit,1ns"}, 1.05, 100),
+        ("1tbit,1ns", {"measured_network": "100tbit,1ns"}, 1.05),
     ],
 )
 def test_what_is_said_of_machines_changes_simulated_steps_alone(
-    network: str, option: dict[str, Any], low: float, high: float
+    network: str, option: dict[str, Any], least: float
 ) -> None:
-    def seconds(prediction: analysis.Prediction | None) -> pd.Series:
-        assert prediction is not None
-        return prediction.cells.set_index(["num_workers", "global_batch"])["step_seconds"]
-
     given: dict[str, Any] = {"network": network, "workers": [1, 2, 8], "batches": [256, 512]}
-    plain, found = (
-        seconds(bsweep.predict(GROUPNORM, target_accuracy=0.42, **given, **one))
-        for one in ({}, option)
+    plain, changed = (
+        bsweep.predict(GROUPNORM, target_accuracy=0.42, **given, **more).cells.set_index(
+            ["num_workers", "global_batch"]
+        )["step_seconds"]
+        for more in ({}, option)
     )
-    assert low < found[8, 256] / plain[8, 256] < high
-    assert found[2, 256] == plain[2, 256]  # as measured
-    (answer,) = analysis.answers(bsweep.load(GROUPNORM).on_networks(network, [1, 2, 8], **option))
-    assert seconds(answer.prediction)[8, 256] == pytest.approx(found[8, 256])
-    own = bsweep.predict(GROUPNORM, target_accuracy=0.42)
-    _, of_search = recommend._larger(own, LargerClusters((network,), **option))
-    assert seconds(of_search)[8, 256] == pytest.approx(found[8, 256])
+    assert changed[8, 256] > least * plain[8, 256]
+    assert changed[2, 256] == plain[2, 256]  # as measured
+
+
+BEGINS = {
+    "predict": [str(GROUPNORM), "--target-accuracy", "0.42"],
+    "report": [str(GROUPNORM), "--out", "report"],
+    "recommend": ["local_batch=8,16", "num_workers=1,2", "--target-accuracy", "0.5"],
+    "simulate": [str(GROUPNORM)],
+}
+"""The words with which commands that simulate larger clusters begin."""
 
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "says", "commands"),
     [
-        (["--speeds", "1,x", "--network", "1gbit"], "--speeds 1,x"),
-        (["--speeds", "1,0", "--network", "1gbit"], "--speeds 0"),
-        (["--network", "25gb"], "--network 25gb"),
-        (["--network", "25gbit", "--measured-network", "1gb"], "--measured-network 1gb"),
+        ("--speeds 1,x --network 1gbit", "--speeds 1,x", [*BEGINS]),
+        ("--speeds 1,0 --network 1gbit", "--speeds 0", [*BEGINS]),
+        ("--network 25gb", "--network 25gb", [*BEGINS]),
+        ("--network 25gbit --measured-network 1gb", "--measured-network 1gb", [*BEGINS]),
+        ("--speeds 1,0.5", "--speeds 1,0.5 without a network", ["predict", "recommend"]),
+        ("--measured-network 1gbit", "--measured-network 1gbit without a network", ["predict"]),
+        ("--speeds 1,0.5", "--speeds without a network", ["report"]),
+        ("--workers 1..64", "--workers without a network", ["report"]),
+        ("--network 1gbit --workers 1,2", "--network 1gbit: no cell of the grid", ["predict"]),
+        ("--network 1gbit,compression=", "--network 1gbit,compression=: name", ["predict"]),
+        ("--network 1gbit,compression=fp15", "compression=fp15 is unknown", ["predict"]),
+        ("--network 1gbit,compression=own", "compression=own has code", ["predict"]),
+        ("--network 1gbit,compression=powersgd", "what compression=powersgd", ["predict"]),
+        (
+            "model=tiny_cnn strategy=sharded --network 1gbit,compression=topk",
+            "--network 1gbit,compression=topk: compression=topk with strategy=sharded",
+            ["recommend"],
+        ),
     ],
 )
-def test_what_describes_machines_wrongly_is_refused_by_its_option(
-    given: list[str], says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_what_describes_machines_wrongly_is_refused_before_anything_starts(
+    given: str,
+    says: str,
+    commands: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for main in (command.run, simulate_command.run):
-        with pytest.raises(ValueError, match=f"^{says}"):
-            main([str(GROUPNORM), *given])
-    assert report_command.run([str(GROUPNORM), "--out", str(tmp_path), *given]) == 2
-    assert says in caplog.text
-    caplog.clear()
-    grid = ["local_batch=8,16", "num_workers=1,2", f"results_dir={tmp_path}"]
-    assert recommend.run([*grid, "--target-accuracy", "0.5", *given]) == 2
-    assert says in caplog.text
-
-
-@pytest.mark.full
-def test_options_of_a_simulation_need_a_network(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(ValueError, match=r"--speeds 1,0\.5 without a network"):
-        bsweep.predict(GROUPNORM, target_accuracy=0.42, speeds=(1, 0.5))
-    with pytest.raises(ValueError, match="--measured-network 1gbit without a network"):
-        bsweep.predict(GROUPNORM, target_accuracy=0.42, measured_network="1gbit")
-    given = ["--speeds", "1,0.5"]
-    for option, value in (given, ("--workers", "1..64")):
-        assert report_command.run([str(GROUPNORM), "--out", str(tmp_path), option, value]) == 2
-        assert f"{option} without a network" in caplog.text
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(terminal, "end_with_reader", lambda: None)  # this process does not print
+    for command in commands:
+        assert main._run(command, [*BEGINS[command], *given.split()]) == BAD_CONFIG
+        assert says in caplog.text
         caplog.clear()
-    grid = ["local_batch=8,16", "num_workers=1,2", f"results_dir={tmp_path}"]
-    assert recommend.run([*grid, "--target-accuracy", "0.5", *given]) == 2
-    assert "--speeds 1,0.5 without a network" in caplog.text
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.full
-def test_a_report_writes_it_all(study: analysis.Study, tmp_path: Path) -> None:
+def test_a_report_writes_it_all(tmp_path: Path) -> None:
     told: list[str] = []
     page = report.write(
         GROUPNORM, tmp_path / "out", network=NETWORKS, workers=WORKERS, tell=told.append
@@ -423,11 +359,9 @@ def test_a_report_writes_it_all(study: analysis.Study, tmp_path: Path) -> None:
 def test_the_page_marks_what_is_simulated(
     browser: Any, study: analysis.Study, tmp_path: Path
 ) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(html_of(document(study)), encoding="utf-8")
     cells, curves = analysis.surface(study), analysis.larger_clusters(study)
     best = cells[cells["is_recommended"]].iloc[0]
-    with opened(browser, path) as page:
+    with opened(browser, page_of(study, tmp_path)) as page:
         on_map = rows(page, "map")
         assert sum(row["is_simulated"] for row in on_map) == cells["is_simulated"].sum()
         assert ("Simulated with 25gbit,10us" in page.inner_text("#sure")) == best["is_simulated"]

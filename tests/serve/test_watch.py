@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import importlib.util
 import json
@@ -14,10 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -33,20 +29,13 @@ from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
 from bsweep.runlog.measured import Evaluation
-from bsweep.serve.guard import Guard
 from bsweep.study.attendance import claim_of_run
-from tests.support.running import popen
+from tests.support.running import Fork, popen
 from tests.support.synthetic_study import META, write_run, write_study
 
 HOSTILE = "<b>two"
 PATIENCE = 240.0
 UPDATED = "study.version > wanted && document.body.dataset.drawn && !document.body.style.minHeight"
-
-
-def run_apart(asked: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a thread of its own: a browser's loop may run in this one."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, asked).result()
 
 
 class Server:
@@ -76,11 +65,9 @@ class Server:
     @contextmanager
     def events(
         self, path: str, name: str = "news", **headers: str
-    ) -> Iterator[queue.Queue[tuple[float, dict[str, Any]]]]:
-        """Yield a queue of what a path's events of a name tell, each with the time at which it
-        came.
-        """
-        found: queue.Queue[tuple[float, dict[str, Any]]] = queue.Queue()
+    ) -> Iterator[queue.Queue[dict[str, Any]]]:
+        """Yield a queue of what a path's events of a name tell."""
+        found: queue.Queue[dict[str, Any]] = queue.Queue()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         connection.request("GET", self.root + path, headers=headers)
         answer = connection.getresponse()
@@ -92,7 +79,7 @@ class Server:
                 for line in map(bytes.decode, answer):
                     event = line[7:-1] if line.startswith("event: ") else event
                     if line.startswith("data: ") and event == name:
-                        found.put((time.time(), json.loads(line[6:])))
+                        found.put(json.loads(line[6:]))
 
         threading.Thread(target=read, daemon=True).start()
         try:
@@ -153,42 +140,15 @@ def test_only_this_machine_by_its_own_names_is_answered(
     assert ("one" in body) == (status == 200)
 
 
-@pytest.mark.parametrize("root", ["/", "/wrong/", "//", "/wr%C3%B6ng/", "/watch.js"])
-def test_without_the_token_nothing_is_answered(root: str, server: Server) -> None:
-    status, body, _ = server.ask(root=root)
-    assert status == 403
-    assert "token" in body
-    assert "one" not in body
-
-
-def test_no_websocket_is_opened(server: Server) -> None:
-    sent: list[Any] = []
-
-    async def ask() -> None:
-        async def app(*_: Any) -> None:
-            raise AssertionError("the guard let it through")
-
-        async def receive() -> Any:
-            return {"type": "websocket.connect"}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        guard = Guard(app, "token", 80, {"localhost"}, is_open=False)
-        headers = [(b"host", b"localhost")]
-        scope = {"type": "websocket", "path": "/token/", "headers": headers}
-        await guard(scope, receive, send)
-
-    run_apart(ask())
-    assert [message["type"] for message in sent] == ["websocket.close"]
-    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-    assert server.ask("events?", root="/wrong/", **upgrade)[0] == 403
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-def test_the_server_only_shows(method: str, server: Server) -> None:
-    assert server.ask(method=method)[0] == 405
-    assert server.ask(method=method, root="/wrong/")[0] == 403
+def test_the_server_only_shows_and_only_with_the_token(server: Server) -> None:
+    for root in ("/", "/wrong/", "//", "/wr%C3%B6ng/", "/watch.js"):
+        status, body, _ = server.ask(root=root)
+        assert status == 403
+        assert "token" in body
+        assert "one" not in body
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+        assert server.ask(method=method)[0] == 405
+        assert server.ask(method=method, root="/wrong/")[0] == 403
 
 
 def test_pages_keep_the_token_and_load_nothing_from_elsewhere(server: Server) -> None:
@@ -209,13 +169,19 @@ def test_pages_keep_the_token_and_load_nothing_from_elsewhere(server: Server) ->
     assert server.ask("../one/config.yaml")[0] in (403, 404)
 
 
-def test_the_page_of_a_study_is_the_interactive_report(server: Server) -> None:
+def test_the_page_of_a_study_is_the_interactive_report_without_damaged_runs(
+    server: Server,
+) -> None:
     _, body, _ = server.ask()
     assert '<script id="study"' in body
     assert "EventSource" in body
     assert "connect-src 'self'" in body
     told = orjson.loads(server.ask("document.json")[1])
     assert sorted(told["runs"]["local_batch"]) == [8, 64]
+    points = json.loads(server.ask("status.json")[1])["points"]
+    (damaged,) = (point for point in points if point["status"] == "damaged")
+    assert damaged["run_id"].startswith("b16_")
+    assert "metrics.jsonl" in damaged["message"]
 
 
 @pytest.mark.full
@@ -232,53 +198,37 @@ def test_without_a_readable_run_the_page_shows_the_points(tmp_path: Path) -> Non
         assert json.loads(server.ask("status.json")[1])["counts"] == {"damaged": 1}
 
 
-def test_a_damaged_run_is_told_and_harms_nothing(server: Server) -> None:
-    told = json.loads(server.ask("status.json")[1])
-    (damaged,) = (one for one in told["points"] if one["status"] == "damaged")
-    assert damaged["run_id"].startswith("b16_")
-    assert "metrics.jsonl" in damaged["message"]
-
-
 @pytest.mark.full
-def test_new_records_reach_a_reader(tmp_path: Path) -> None:
+def test_new_records_reach_a_reader_who_follows_until_the_server_is_interrupted(
+    tmp_path: Path,
+) -> None:
     words = [
         "data=digits", "data.subset=200", "model=tiny_cnn", "strategy=single", "launch=inline",
         "local_batch=8,16", "epochs=8", "study=live", "optimizer.warmup_epochs=0",
     ]  # fmt: skip
-    with (tmp_path / "run.log").open("w") as output:
-        sweep = popen([sys.executable, "-m", "bsweep", "run", *words], tmp_path, output=output)
+    sweep = Fork("bsweep", "run", *words, cwd=tmp_path, has_forks=True)
     try:
-        ends = time.monotonic() + PATIENCE
         while not list(tmp_path.glob("results/live/*/metrics.jsonl")):
-            assert sweep.poll() is None, (tmp_path / "run.log").read_text()
-            assert time.monotonic() < ends
+            assert sweep.poll() is None
             time.sleep(0.1)
         with (
             watching(tmp_path, "results/live") as server,
             server.events("events?report=-1") as events,
             server.events("events?report=0", "curves") as grown,
         ):
-            shown: list[tuple[float, dict[str, Any]]] = []
-            while not shown or shown[-1][1].get("counts") != {"completed": 2}:
+            shown = [events.get(timeout=PATIENCE)]
+            while shown[-1].get("counts") != {"completed": 2}:
                 shown.append(events.get(timeout=PATIENCE))
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(PATIENCE) == 0
+            assert "Traceback" not in server.log.read_text()
+            assert len(server.log.read_text().splitlines()) == 2
     finally:
         sweep.kill()
-        sweep.wait()
-    assert len(shown[0][1]["points"]) == 2
-    curves = [curve for _, told in grown.queue for curve in told.values()]
+    assert len(shown[0]["points"]) == 2
+    curves = [curve for told in grown.queue for curve in told.values()]
     assert max(len(curve["test_accuracy"]) for curve in curves) > 3
-    assert any(one["sweeps"] for _, one in shown)
-
-
-@pytest.mark.full
-def test_an_interrupt_ends_the_server_although_a_reader_follows(server: Server) -> None:
-    study = server.log.parent / "one"
-    with watching(study.parent, "one") as other, other.events("events") as events:
-        events.get(timeout=PATIENCE)
-        other.process.send_signal(signal.SIGINT)
-        assert other.process.wait(PATIENCE) == 0
-        assert "Traceback" not in other.log.read_text()
-        assert len(other.log.read_text().splitlines()) == 2
+    assert any(news["sweeps"] for news in shown)
 
 
 def test_a_port_in_use_is_told(
@@ -327,12 +277,10 @@ def test_other_machines_are_answered_at_the_printed_addresses(tmp_path: Path) ->
 
 def asked(address: str) -> int:
     """Return the status of the answer to the address, asked as a browser does."""
-    with (
-        suppress(urllib.error.HTTPError),
-        urllib.request.urlopen(address, timeout=PATIENCE) as answer,
-    ):
-        return int(answer.status)
-    return 403
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+    connection.request("GET", parts.path)
+    return connection.getresponse().status
 
 
 @pytest.mark.full
@@ -345,54 +293,39 @@ def test_a_name_of_the_own_machine_is_not_open_to_others(tmp_path: Path, host: s
 
 
 @pytest.mark.full
-def test_a_reader_who_connects_again_gets_what_was_missed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [(), ("--beside",)])
+def test_a_reader_who_connects_again_gets_what_was_missed(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """A new curve has the times that the whole page has, which may be left out."""
     study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
-    with watching(tmp_path, "s") as server:
+    with watching(tmp_path, "s", *words) as server:
         server.ask()
         told = orjson.loads(server.ask("document.json")[1])
         path = f"events?report={told['version']}"
         with server.events(path) as news, server.events(path, "document") as documents:
-            assert documents.get(timeout=PATIENCE)[1] == {"version": told["version"], "problem": ""}
-            first = news.get(timeout=PATIENCE)[1]
+            assert documents.get(timeout=PATIENCE) == {"version": told["version"], "problem": ""}
+            first = news.get(timeout=PATIENCE)
         assert first["points"] == []
-        run = write_run(study, local_batch=16)
+        run = write_run(study, local_batch=16, meta={**META, "beside_others": True})
         missed = {"Last-Event-ID": str(first["version"])}
         with server.events(path, **missed) as news, server.events(path, "curves", **missed) as of:
-            while not (points := news.get(timeout=PATIENCE)[1]["points"]):
+            while not (points := news.get(timeout=PATIENCE)["points"]):
                 pass  # the server has not looked since
             assert [point["run_id"] for point in points] == [run.name]
-            assert list(of.get(timeout=PATIENCE)[1]) == [run.name]
+            (curve,) = of.get(timeout=PATIENCE).items()
+        names: list[str] = []
         ends = time.monotonic() + PATIENCE
-        while orjson.loads(server.ask("document.json")[1])["version"] < first["version"] + 1:
+        while run.name not in names:  # a document may have read the run before its first epoch
+            assert time.monotonic() < ends
             server.ask()  # as a page that is loaded again
-            assert time.monotonic() < ends
+            document = orjson.loads(server.ask("document.json")[1])
+            names = document["runs"]["run_id"]
+        assert curve == (run.name, document["curves"][names.index(run.name)])
+        assert (None in curve[1]["seconds"]) == (not words)
         with server.events(path, "document", **missed) as documents:
-            assert documents.get(timeout=PATIENCE)[1]["version"] > first["version"]
+            assert documents.get(timeout=PATIENCE)["version"] > first["version"]
         assert server.ask("events?report=x")[0] == 400
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("words", [(), ("--beside",)])
-def test_a_new_curve_has_times_as_the_whole_page_has(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
-    with watching(tmp_path, "s", *words) as server:
-        with server.events("events?report=1", "curves") as curves:
-            beside = write_run(study, local_batch=16, meta={**META, "beside_others": True})
-            while beside.name not in (found := curves.get(timeout=PATIENCE)[1]):
-                pass  # the curve of the first run, if the study has been looked at again
-            told = found[beside.name]
-        ends, whole = time.monotonic() + PATIENCE, None
-        while whole is None:  # a document may have read the run before its first epoch
-            assert time.monotonic() < ends
-            server.ask()
-            document = orjson.loads(server.ask("document.json")[1] or "{}")
-            names = document.get("runs", {}).get("run_id", [])
-            if beside.name in names:
-                whole = document["curves"][names.index(beside.name)]
-    assert told == whole
-    assert (None in told["seconds"]) == (not words)
 
 
 def new_page(browser: Any) -> Any:
@@ -419,50 +352,18 @@ def until_renewed(server: Server, page: Any) -> None:
 
 
 @pytest.mark.full
-def test_an_open_page_grows_with_its_run(tmp_path: Path, browser: Any) -> None:
-    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
-    run = write_run(study, local_batch=16, status=None, num_epochs_done=1)
-    longer = RunPaths(write_run(tmp_path / "other", local_batch=16)).metrics.read_text()
-    later = [line for line in longer.splitlines(keepends=True) if '"type": "epoch"' in line][1]
+def test_an_open_page_grows_and_leaves_what_its_reader_opened(tmp_path: Path, browser: Any) -> None:
+    study = write_study(tmp_path / "s", local_batches=tuple(range(8, 136, 8)), num_workers=(1,))
+    failed = write_run(study, local_batch=512, status="failed", message="no\n" * 60)
+    run = write_run(study, local_batch=256, status=None, num_epochs_done=2)
+    said: list[str] = []
     with claimed(claim_of_run(run)), watching(tmp_path, "s") as server:
-        said: list[str] = []
         page = new_page(browser)
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(server.address)
+        page.goto(f"{server.address}#run={failed.name}")
         page.wait_for_selector("body[data-drawn]")
-        until(page, "byId('live').textContent.includes('1 completed, 1 running')")
-        grown = "study.curves.some((curve) => curve.epochs.length === 2)"
-        assert not page.evaluate(grown)
-        with RunPaths(run).metrics.open("a") as file:
-            file.write(later)
-        until(page, grown)
-        evaluation = Evaluation(
-            epoch=3, num_steps=500, num_examples=9_000, epochs_done=2.5, train_seconds=900.0,
-            test_loss=0.25, test_accuracy=0.75,
-        )  # fmt: skip
-        record = {"schema": 1, "time": time.time(), **asdict(evaluation)}
-        with RunPaths(run).metrics.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        until(page, "study.curves.some((curve) => curve.epochs.at(-1) === 2.5)")
-        page.goto(f"{server.address}points/")
-        until(page, "document.querySelector('tbody tr')?.innerText.includes('2.5 of 3')")
-        told = page.inner_text("tbody tr").split("\t")
-        assert told[:5] == [run.name, "running", "2.5 of 3", "0.75", "0.25"]
-        page.close()
-    assert said == []
-
-
-@pytest.mark.full
-def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -> None:
-    study = write_study(tmp_path / "s", local_batches=tuple(range(8, 136, 8)), num_workers=(1,))
-    failed = write_run(study, local_batch=512, status="failed", message="no\n" * 60)
-    with watching(tmp_path, "s") as server:
-        page = new_page(browser)
-        address = server.address
-        page.goto(f"{address}#run={failed.name}")
-        page.wait_for_selector("body[data-drawn]")
-        until(page, "byId('live').textContent.includes('failed')")
+        until(page, "byId('live').textContent.includes('1 running')")
         page.evaluate(
             "for (const one of document.querySelectorAll('#run details')) one.open = true"
         )
@@ -474,6 +375,14 @@ def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -
         before = page.evaluate(state)
         assert before == [[True, True], 300, 40]
         page.evaluate("wanted = study.version; void 0")
+        evaluation = Evaluation(
+            epoch=3, num_steps=500, num_examples=9_000, epochs_done=2.5, train_seconds=900.0,
+            test_loss=0.25, test_accuracy=0.75,
+        )  # fmt: skip
+        record = {"schema": 1, "time": time.time(), **asdict(evaluation)}
+        with RunPaths(run).metrics.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        until(page, "study.curves.some((curve) => curve.epochs.at(-1) === 2.5)")
         write_run(study, local_batch=1024)
         until_renewed(server, page)
         assert page.evaluate(state) == before
@@ -486,7 +395,12 @@ def test_an_update_leaves_what_the_reader_opened(tmp_path: Path, browser: Any) -
         until_renewed(server, page)
         assert page.evaluate("document.activeElement.value") == "16"
         assert page.evaluate("document.activeElement.closest('details').open")
+        page.goto(f"{server.address}points/")
+        until(page, "document.body.innerText.includes('2.5 of 3')")
+        told = page.inner_text(f"tbody tr:has-text('{run.name}')").split("\t")
+        assert told[:5] == [run.name, "running", "2.5 of 3", "0.75", "0.25"]
         page.close()
+    assert said == []
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ quick end.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import csv
 import gc
 import itertools
@@ -14,7 +15,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -33,12 +34,10 @@ from bsweep.runlog.reading import read_json
 from bsweep.strategies import sharding
 from bsweep.strategies.server import Server, encode_layout
 from bsweep.strategies.server_links import (
-    Arrival,
     Inbox,
     Kind,
     Request,
     ToRemoteWorker,
-    ToWorker,
     Within,
 )
 from tests.strategies.test_sharding import SHARDINGS
@@ -49,15 +48,8 @@ PLAIN = ("optimizer.momentum=0", "optimizer.nesterov=false", "optimizer.weight_d
 
 
 def configure(*overrides: str) -> RunConfig:
-    return compose(
-        "local_batch=8",
-        "strategy=parameter_server",
-        "precision=fp64",
-        "model=tiny_cnn",
-        "optimizer.lr=0.05",
-        "strategy.chunk_bytes=256",
-        *overrides,
-    )
+    point = ("local_batch=8", "precision=fp64", "model=tiny_cnn", "optimizer.lr=0.05")
+    return compose(*point, "strategy=parameter_server", "strategy.chunk_bytes=256", *overrides)
 
 
 def start(folder: Path, names: list[str], num_processes: int) -> list[Fork]:
@@ -152,12 +144,9 @@ def test_bytes_are_those_that_travel(synchronous_runs: Path, name: str) -> None:
     for server in traffic["servers"]:
         assert server["pushes"] == (steps,) * config.num_workers
         assert server["max_lead"] == 0
-        remote_workers = config.num_workers - config.strategy.colocated
-        assert (
-            server["received_bytes"]
-            == server["sent_bytes"]
-            == steps * remote_workers * server["share"] * total
-        )
+        num_remote = config.num_workers - config.strategy.colocated
+        expected = steps * num_remote * server["share"] * total
+        assert server["received_bytes"] == server["sent_bytes"] == expected
 
 
 SLOW = 0.05
@@ -189,52 +178,35 @@ def runs_out_of_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", OUT_OF_STEP)
-def test_no_push_is_lost_out_of_step(runs_out_of_step: Path, name: str) -> None:
+def test_out_of_step_no_push_is_lost_and_the_bound_holds(runs_out_of_step: Path, name: str) -> None:
     config, case = configure(*OUT_OF_STEP[name]), OUT_OF_STEP_CASE
-    expected = make_vector().parameters
-    workers = results(runs_out_of_step / name, 3)
+    assert isinstance(config.strategy, ParameterServerConfig)
+    expected, workers = make_vector().parameters, results(runs_out_of_step / name, 3)
     for epoch in range(1, case.epochs + 1):
         for step in range((epoch - 1) * case.steps, epoch * case.steps):
             for worker in range(3):
-                expected = expected - learning_rate(config, step) / 3 * gradient(
-                    make_vector(), case, worker, step
-                )
+                made_up = gradient(make_vector(), case, worker, step)
+                expected = expected - learning_rate(config, step) / 3 * made_up
         for result in workers:
-            assert torch.equal(result["parameters"][epoch], workers[0]["parameters"][epoch])
-            torch.testing.assert_close(
-                result["parameters"][epoch], expected, rtol=1e-12, atol=1e-13
-            )
+            reached = result["parameters"][epoch]
+            assert torch.equal(reached, workers[0]["parameters"][epoch])
+            torch.testing.assert_close(reached, expected, rtol=1e-12, atol=1e-13)
+    traffic, bound = workers[0]["traffic"], config.strategy.staleness
     for server in (0, 1):
         rows = clocks(runs_out_of_step / name, server)
         for worker in range(3):
             made = [row["clock"] for row in rows if row["worker"] == worker]
             assert made == list(range(1, case.steps * case.epochs + 1))
-    for traffic in workers[0]["traffic"]:
-        assert all(server["pushes"] == (case.steps,) * 3 for server in traffic["servers"])
-
-
-@pytest.mark.parametrize("name", OUT_OF_STEP)
-def test_the_lead_reaches_the_bound_and_never_exceeds_it(runs_out_of_step: Path, name: str) -> None:
-    config = configure(*OUT_OF_STEP[name])
-    assert isinstance(config.strategy, ParameterServerConfig)
-    bound = config.strategy.staleness
-    traffic = results(runs_out_of_step / name, 3)[0]["traffic"]
-    for server in (0, 1):
-        lead = max(
-            row["clock"] - row["slowest_clock"] for row in clocks(runs_out_of_step / name, server)
-        )
+        lead = max(row["clock"] - row["slowest_clock"] for row in rows)
         assert lead == max(epoch["servers"][server]["max_lead"] for epoch in traffic)
         if bound is None:
             assert lead > 2, "nothing holds a fast worker back"
         else:
             assert lead == bound
-
-
-@pytest.mark.parametrize("name", OUT_OF_STEP)
-def test_holding_back_is_the_wait_of_the_fast(runs_out_of_step: Path, name: str) -> None:
-    for traffic in results(runs_out_of_step / name, 3)[0]["traffic"]:
-        *fast, slow = traffic["worker_wait_seconds"]
-        assert min(fast) > slow
+    for epoch in traffic:
+        assert all(server["pushes"] == (case.steps,) * 3 for server in epoch["servers"])
+        *fast, slow = epoch["worker_wait_seconds"]
+        assert min(fast) > slow, "holding back is the wait of the fast"
 
 
 def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
@@ -243,40 +215,25 @@ def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
     processes = start(tmp_path, ["killed"], 4)
     record = RunPaths(tmp_path / "killed").server_clocks(1)
     wait_for(lambda: record.exists() and record.stat().st_size > 10_000)
-    killed_at = time.time()
     os.kill(processes[3].pid, signal.SIGKILL)
-    codes = finish(processes)
+    codes = finish(processes, timeout=60)
     assert codes[:2] == [1, 1]
     assert codes[3] == -signal.SIGKILL
-    assert codes[2] in (0, 1), (
-        "the other server has ended too: workers said goodbye, or left within a step"
-    )
+    assert codes[2] in (0, 1), "workers have said goodbye, or left within a step"
     for rank in (0, 1):
-        assert float((tmp_path / "killed" / f"lost{rank}").read_text()) - killed_at < 5
         assert error(tmp_path / "killed", rank)["is_consequence"]
 
 
 @pytest.mark.parametrize("consistency", ["synchronous", "asynchronous"])
-@pytest.mark.parametrize("broken", ["server", "worker"])
+@pytest.mark.parametrize(("rank", "broken"), [(0, "broken_server"), (1, "broken_worker")])
 def test_an_error_beside_a_colocated_server_ends_the_run(
-    tmp_path: Path, broken: str, consistency: str
+    tmp_path: Path, rank: int, broken: str, consistency: str
 ) -> None:
-    overrides = (
-        "strategy.colocated=true",
-        "strategy.num_servers=2",
-        f"strategy.consistency={consistency}",
-    )
-    case = Case(port=meeting_port(), steps=50, sleeps=(0.0, 0.01))
-    rank = 0 if broken == "server" else 1
-    case = (
-        replace(case, broken_server=rank)
-        if broken == "server"
-        else replace(case, broken_worker=rank)
-    )
-    case.save(tmp_path / "broken", configure("num_workers=2", *overrides))
-    started = time.monotonic()
-    assert finish(start(tmp_path, ["broken"], 2)) == [1, 1]
-    assert time.monotonic() - started < 120
+    how = ("strategy.colocated=true", "strategy.num_servers=2", "num_workers=2")
+    breaks: dict[str, Any] = {broken: rank}
+    case = Case(port=meeting_port(), steps=50, sleeps=(0.0, 0.01), **breaks)
+    case.save(tmp_path / "broken", configure(*how, f"strategy.consistency={consistency}"))
+    assert finish(start(tmp_path, ["broken"], 2), timeout=120) == [1, 1]
     assert error(tmp_path / "broken", rank)["message"] == "ArithmeticError: broken on purpose"
     assert error(tmp_path / "broken", 1 - rank)["is_consequence"]
 
@@ -294,107 +251,68 @@ def wait_for(condition: Callable[[], bool], timeout: float = 120) -> None:
         time.sleep(0.1)
 
 
-class MadeUp(ToWorker):
-    """A link to a worker that is not there, whose payloads come at once and whose answers are
-    kept.
-    """
+class Travelling(Within):
+    """A link whose payloads come at once to where the server wants them."""
 
     travels = True
 
-    def __init__(self, payload: Tensor) -> None:
-        self.payload, self._into, self.answers = payload, payload, list[Tensor]()
-
     def start_receiving(self, into: Tensor) -> None:
-        self._into = into
-        into.copy_(self.payload)
+        self._place = into.copy_(super().received())
 
     def received(self) -> Tensor:
-        return self._into
-
-    def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
-        if payload is not None:
-            self.answers.append(payload.clone())
-
-    def sent(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        return self._place
 
 
-def serve_made_up(
+@contextlib.contextmanager
+def serving(
+    config: RunConfig,
     folder: Path,
     parameters: Tensor,
     slices: Sequence[Slice],
-    orders: Sequence[Sequence[int]],
     number: int = 0,
-    num_servers: int = 1,
-) -> Server:
-    """A server that has summed a step of five workers' pushes for each order of their arrival, by
-    plain SGD.
-    """
-    config = configure(
-        "num_workers=5",
-        f"strategy.num_servers={num_servers}",
-        "optimizer.weight_decay=0",
-        "optimizer.lr_rule=fixed",
-    )
+    kind: type[Within] = Within,
+) -> Iterator[list[Within]]:
+    """The links to a server that runs in a thread, and has been given its parameters."""
     inbox: Inbox = queue.SimpleQueue()
-    links = [MadeUp(10.0**worker / (3 + parameters)) for worker in range(5)]
+    links = [kind(worker, inbox) for worker in range(config.num_workers)]
     server = Server(config, links, inbox, RunPaths(folder), number)
-    layout, first = encode_layout(slices, parameters.dtype), links[0].payload
-    for request, payload in (
-        (Request(Kind.LAYOUT, num_bytes=len(layout)), layout),
-        (Request(Kind.LOAD), parameters),
-    ):
-        links[0].payload = payload
-        server._handle(Arrival(0, request, 0.0))
-    links[0].payload = first
-    for clock, order in enumerate(orders, 1):
-        for worker in order:
-            inbox.put(Arrival(worker, Request(Kind.PUSH, clock, learning_rate=0.5), 0.0))
-    for worker in range(5):
-        inbox.put(Arrival(worker, Request(Kind.BYE), 0.0))
-    server.run()
-    return server
-
-
-def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path) -> None:
-    config = configure(
-        "num_workers=2", "strategy.consistency=stale_synchronous", "strategy.staleness=1", *PLAIN
-    )
-    vector, inbox = make_vector(), queue.SimpleQueue[Arrival | BaseException]()
-    fast, slow = links = [Within(worker, inbox) for worker in range(2)]
-    server = Server(config, links, inbox, RunPaths(tmp_path), 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    layout, answer = (
-        encode_layout(vector.slices, torch.float64),
-        torch.zeros_like(vector.parameters),
-    )
-    fast.ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
-    fast.wait()
-    fast.ask(Request(Kind.LOAD), vector.parameters)
-    fast.wait()
-
-    def push(link: Within, clock: int) -> None:
-        link.ask(Request(Kind.PUSH, clock, learning_rate=1.0), torch.ones_like(answer), answer)
-
-    push(fast, 1)
-    assert fast.wait() == 0
-    push(fast, 2)
-    time.sleep(0.3)
-    assert torch.equal(answer, vector.parameters - 1), "applied, and not answered"
-    push(slow, 1)
-    assert slow.wait() == 0
-    assert fast.wait() >= 0.1
-    assert torch.equal(answer, vector.parameters - 3)
-    push(slow, 2)
-    slow.wait()
+    layout = encode_layout(slices, parameters.dtype)
+    links[0].ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
+    links[0].wait()
+    links[0].ask(Request(Kind.LOAD), parameters)
+    links[0].wait()
+    yield links
     for link in links:
         link.say_goodbye()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path) -> None:
+    stale = ("strategy.consistency=stale_synchronous", "strategy.staleness=1")
+    config, vector = configure("num_workers=2", *stale, *PLAIN), make_vector()
+    answer = torch.zeros_like(vector.parameters)
+
+    def push(link: Within, clock: int) -> None:
+        link.ask(Request(Kind.PUSH, clock, learning_rate=1.0), torch.ones_like(answer), answer)
+
+    with serving(config, tmp_path, vector.parameters, vector.slices) as (fast, slow):
+        push(fast, 1)
+        assert fast.wait() == 0
+        push(fast, 2)
+        time.sleep(0.3)
+        assert torch.equal(answer, vector.parameters - 1), "applied, and not answered"
+        push(slow, 1)
+        assert slow.wait() == 0
+        assert fast.wait() >= 0.1
+        assert torch.equal(answer, vector.parameters - 3)
+        push(slow, 2)
+        slow.wait()
+
+
+OF_FIVE = ("num_workers=5", "optimizer.weight_decay=0", "optimizer.lr_rule=fixed")
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::13])
@@ -406,13 +324,20 @@ def test_a_sum_is_in_one_order_whoever_is_first(
     added yet. Each of two servers begins with another worker, whose link the other one leaves free.
     """
     vector = make_vector()
-    server = serve_made_up(tmp_path, vector.parameters, vector.slices, [order], number, 2)
-    total = torch.zeros_like(vector.parameters)
+    config, parameters = configure(*OF_FIVE, "strategy.num_servers=2"), vector.parameters
+    payloads = [10.0**worker / (3 + parameters) for worker in range(5)]
+    answers = [torch.zeros_like(parameters) for _ in range(5)]
+    with serving(config, tmp_path, parameters, vector.slices, number, Travelling) as links:
+        for worker in order:
+            request = Request(Kind.PUSH, 1, learning_rate=0.5)
+            links[worker].ask(request, payloads[worker], answers[worker])
+        for link in links:
+            link.wait()
+    total = torch.zeros_like(parameters)
     for worker in ranks:
-        total += 10.0**worker / (3 + vector.parameters)
-    for link in server._links:
-        assert isinstance(link, MadeUp)
-        assert torch.equal(link.answers[-1], vector.parameters - 0.5 * total)
+        total += payloads[worker]
+    for answer in answers:
+        assert torch.equal(answer, parameters - 0.5 * total)
 
 
 def test_a_server_holds_its_shard_only(tmp_path: Path) -> None:
@@ -421,18 +346,20 @@ def test_a_server_holds_its_shard_only(tmp_path: Path) -> None:
     assert isinstance(config.strategy, ParameterServerConfig)
     shard = sharding.shards(vector.slices, 8, config.strategy)[1]
     ((start, stop),) = ranges(shard)
+    initial = vector.parameters[start:stop]
+    payload, answer = torch.ones_like(initial), torch.zeros_like(initial)
     gc.collect()
     before = storages_alive()
-    server = serve_made_up(tmp_path, vector.parameters[start:stop], shard, [range(5), range(5)])
-    server._links = ()
-    gc.collect()
-    held = {address: size for address, size in storages_alive().items() if address not in before}
-    assert (
-        (stop - start) * 8 * 4
-        < sum(held.values())
-        <= (stop - start) * 8 * 5 + 1000
-        < vector.num_bytes
-    )
+    with serving(configure(*OF_FIVE), tmp_path, initial, shard, kind=Travelling) as links:
+        for clock in (1, 2):
+            for link in links:
+                link.ask(Request(Kind.PUSH, clock, learning_rate=0.5), payload, answer)
+            for link in links:
+                link.wait()
+        alive = storages_alive()
+    held = {address: size for address, size in alive.items() if address not in before}
+    shard_bytes, held_bytes = 8 * (stop - start), sum(held.values())
+    assert 4 * shard_bytes < held_bytes <= 5 * shard_bytes + 1000 < vector.num_bytes
 
 
 def storages_alive() -> dict[int, int]:

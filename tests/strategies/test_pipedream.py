@@ -13,23 +13,22 @@ from torch.func import functional_call
 from bsweep import data, models
 from bsweep.config import own
 from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.data import plan
 from bsweep.numerics import objective, optim
 from bsweep.numerics.vector import Vector
 from bsweep.runlog.reading import read_records
-from bsweep.strategies.pipedream import Versions
 from bsweep.train.inputs import Inputs
 from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes)
     CONTRACT,
-    TEXT_CONTRACT,
     _end_processes,
+    text_contract,
     trained,
 )
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, bsweep, compose, imported_first, ran_ok, struck, write_text
+from tests.support.running import TINY, bsweep, compose, imported_first, ran_ok, struck
 
 BATCH, NUM_STEPS = 12, 8  # of an epoch with 91 examples, the last one of 7
-BATCHES = ("local_batch=null", f"global_batch={BATCH}")
 
 
 def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -> dict[str, Any]:
@@ -86,38 +85,29 @@ def _copied(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
 
 
-OF_FORMULA = [
+OF_FORMULA: list[tuple[int, tuple[str, ...]]] = [
+    (4, ("optimizer=adamw", "optimizer.lr=0.003")),
     (1, ()),
     (2, ()),
     (2, ("model=tiny_cnn", "strategy.cuts=[1]", "optimizer.schedule=cosine")),
     (2, ("model=tiny_cnn", "accumulation_steps=3", "optimizer=lars")),
     (3, ("model=tiny_cnn", "optimizer=adamw", "optimizer.lr=0.01")),
-    (4, ("optimizer=adamw", "optimizer.lr=0.003")),
     (4, ("accumulation_steps=4", "optimizer=lars", "optimizer.warmup_epochs=1")),
     (4, ("strategy.replicas=2", "accumulation_steps=2")),
     (4, ("strategy.replicas=4", "optimizer=lamb", "optimizer.lr=0.01")),
 ]
-ALWAYS_SYNCED = OF_FORMULA[5]
 
 
-@pytest.mark.full(but=1)
-@pytest.mark.parametrize(
-    ("num_workers", "more", "sync"),
-    [
-        *((*case, False) for case in OF_FORMULA),
-        *(
-            pytest.param(*case, True, marks=() if case is ALWAYS_SYNCED else pytest.mark.full)
-            for case in OF_FORMULA
-        ),
-    ],
-)
+@pytest.mark.full(but=2)
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize(("num_workers", "more"), OF_FORMULA)
 def test_workers_reach_the_weights_of_the_formula(
-    num_workers: int, more: tuple[str, ...], sync: bool, tmp_path_factory: pytest.TempPathFactory
+    num_workers: int, more: tuple[str, ...], sync: bool
 ) -> None:
-    path = write_text(tmp_path_factory.getbasetemp() / "pipedream.txt", 1618)
-    text = (*TEXT_CONTRACT, f"data.path={path}", "optimizer.lr=0.1")
-    contract = (*CONTRACT, "optimizer.lr=0.1") if "model=tiny_cnn" in more else text
-    words = ("strategy=pipedream", f"strategy.vertical_sync={str(sync).lower()}", *BATCHES, *more)
+    base = CONTRACT if "model=tiny_cnn" in more else text_contract()
+    how = (f"strategy.vertical_sync={str(sync).lower()}", f"global_batch={BATCH}", *more)
+    words = ("strategy=pipedream", *how)
+    contract = (*base, "optimizer.lr=0.1")
     workers = trained(num_workers, *words, contract=contract)
     stages = workers[0]["start"]["stages"]
     config = own.resolve(compose(f"num_workers={num_workers}", *contract, *words))
@@ -150,35 +140,8 @@ def test_workers_reach_the_weights_of_the_formula(
             assert load["peak_activation_bytes"] > 0
 
 
-def test_versions_are_kept_as_long_as_they_are_needed() -> None:
-    torch.manual_seed(0)
-    vector = Vector(nn.Linear(3, 2))
-    (weight, _), versions = vector.tensors, Versions(vector)
-    seen = []
-    for number in range(3):
-        versions.keep(number)
-        seen.append(weight.detach().clone())
-        vector.parameters.add_(1.0)
-        versions.add()
-    for number, then in enumerate(seen):
-        with versions.used(number):
-            assert torch.equal(weight, then)
-    assert torch.equal(weight, seen[0] + 3.0), "the newest ones are the model's again"
-    assert versions.most == 4
-    versions.drop_before(2)
-    assert torch.equal(versions.of(2)[: weight.numel()].view_as(weight), seen[2])
-    versions.keep(3)
-    assert versions.most_bytes == 3 * vector.parameters.nbytes, "memory is used again"
-
-
-RUN = (
-    *TINY,
-    "model=tiny_cnn",
-    "strategy=pipedream",
-    "num_workers=2",
-    "local_batch=4",
-    "study=s",
-)
+POINT = ("model=tiny_cnn", "strategy=pipedream", "num_workers=2", "local_batch=4", "study=s")
+RUN = (*TINY, *POINT)
 
 
 @pytest.mark.full
@@ -187,17 +150,6 @@ def test_a_run_that_diverges_within_an_epoch_ends(tmp_path: Path) -> None:
     assert result.returncode == 1, result.stderr
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "diverged"
-
-
-@pytest.mark.full
-def test_a_lost_worker_is_named(tmp_path: Path) -> None:
-    env = struck(tmp_path, (1,), "strategies.pipedream", "PipeDream.step", 30)
-    result = bsweep("run", *RUN, cwd=tmp_path, env=env, timeout=90)
-    assert result.returncode == 1, result.stderr
-    (paths,) = runs(tmp_path)
-    end = summary(paths)
-    assert end["status"] == "failed"
-    assert "rank 1" in end["message"], end["message"]
 
 
 @pytest.mark.full
@@ -227,13 +179,17 @@ def test_sent_gradients_are_dropped_when_they_have_arrived(tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_checkpoints_wait_for_the_end_of_an_epoch(tmp_path: Path) -> None:
-    """Each step would be late for one. An epoch has 23."""
-    env = struck(tmp_path, (0,), "strategies.pipedream", "PipeDream.step", 30)
+def test_a_lost_worker_is_named_and_its_run_resumes_where_an_epoch_ended(tmp_path: Path) -> None:
+    """A checkpoint after each step would be late for one. An epoch has 23."""
+    env = struck(tmp_path, (1,), "strategies.pipedream", "PipeDream.step", 30)
     words = ("run", *RUN, "checkpoint_every=0.001s")
-    assert bsweep(*words, cwd=tmp_path, env=env, timeout=90).returncode == 1
-    ran_ok(*words, cwd=tmp_path, timeout=90)
+    result = bsweep(*words, cwd=tmp_path, env=env, timeout=90)
+    assert result.returncode == 1, result.stderr
     (paths,) = runs(tmp_path)
+    end = summary(paths)
+    assert end["status"] == "failed"
+    assert "rank 1" in end["message"], end["message"]
+    ran_ok(*words, cwd=tmp_path, timeout=90)
     records = read_records(paths.metrics)[0]
     (resumed,) = (record for record in records if record.get("event") == "resumed")
     assert resumed["message"].startswith("resumed after step 23, in epoch 1")
@@ -246,7 +202,6 @@ def test_a_profile_of_steps_that_do_not_end_an_epoch(tmp_path: Path) -> None:
     assert "backward" in result.stdout
 
 
-@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
@@ -263,14 +218,10 @@ def test_a_profile_of_steps_that_do_not_end_an_epoch(tmp_path: Path) -> None:
         (("strategy.vertical_sync=maybe",), ["strategy.vertical_sync=maybe"]),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(
-    more: tuple[str, ...], expected: list[str], tmp_path: Path
-) -> None:
-    refused = bsweep("run", *RUN, *more, cwd=tmp_path)
-    assert refused.returncode != 0
-    assert not list(tmp_path.glob("results/*/*/metrics.jsonl"))
-    for said in expected:
-        assert said in refused.stderr, refused.stderr
+def test_what_cannot_work_is_refused(more: tuple[str, ...], expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        models.check_model(compose(*RUN, *more), 10, (3, 8, 8))
+    assert [said for said in expected if said not in str(caught.value)] == [], caught.value
 
 
 @pytest.mark.full

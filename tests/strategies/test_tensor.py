@@ -2,121 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from bsweep import models
-from bsweep.config import own
-from bsweep.config.models import LlamaConfig
+from bsweep import data, models
 from bsweep.config.values import ConfigError
-from bsweep.models import plans
 from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes)
     DIVIDED,
-    TEXT_CONTRACT,
+    DROPPING,
     _end_processes,
     oracle,
+    text_contract,
     trained,
 )
-from tests.support.running import ROOT, TINY, bsweep, compose, write_text
-
-DROPPING = ("model=own", f"model.target={ROOT}/tests/support/divided_network.py:dropping")
-BATCH = ("local_batch=null", "global_batch=24")
-SCORES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
-# Three workers share 256 words unevenly.
-THREE_HEADS = ("model.num_heads=3", "model.hidden_size=48", "model.intermediate_size=96")
-LAMB = ("optimizer=lamb", "optimizer.lr=0.01")
-LARS = ("optimizer=lars", "optimizer.lr=1")
-
-
-def contract(tmp_path: Path) -> tuple[str, ...]:
-    # 91 sequences and the byte after them.
-    return (*TEXT_CONTRACT, f"data.path={write_text(tmp_path / 'text.txt', 1618)}")
-
-
-def assert_equal(workers: list[dict[str, Any]], expected: dict[str, Any]) -> None:
-    assert expected["moved"] > 0.005
-    for worker in workers:
-        torch.testing.assert_close(
-            worker["parameters"], expected["parameters"], rtol=1e-9, atol=1e-11
-        )
-        for key in SCORES:
-            one, many = ([epoch[key] for epoch in run["epochs"]] for run in (expected, worker))
-            assert many == pytest.approx(one, rel=1e-9)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("num_workers", "replicas", "more"),
-    [
-        (1, 1, ()),
-        (2, 1, ()),
-        (4, 1, ("accumulation_steps=2",)),
-        pytest.param(4, 2, (), marks=pytest.mark.full),
-        (3, 1, THREE_HEADS),
-        (2, 1, ("global_batch=30",)),  # The last step has one sequence.
-        pytest.param(2, 1, LAMB, marks=pytest.mark.full),
-        pytest.param(2, 1, LARS, marks=pytest.mark.full),
-        (4, 2, LAMB),
-    ],
-)
-def test_workers_reach_one_workers_language_model(
-    tmp_path: Path, num_workers: int, replicas: int, more: tuple[str, ...]
-) -> None:
-    text = contract(tmp_path)
-    how = ("strategy=tensor", f"strategy.replicas={replicas}", *BATCH, *more)
-    alone = (o for o in more if not o.startswith("accumulation"))
-    (expected,) = trained(1, "strategy=single", *BATCH, *alone, contract=text)
-    assert_equal(trained(num_workers, *how, contract=text), expected)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("optimizer", [LAMB, LARS])
-def test_norms_are_those_of_whole_layers(optimizer: tuple[str, ...]) -> None:
-    workers = trained(4, "strategy=tensor", "strategy.replicas=2", *DIVIDED, *optimizer)
-    assert_equal(workers, oracle(16, *DIVIDED, *optimizer))
-
-
-@pytest.mark.full
-def test_biases_of_joined_layers_are_no_matrices() -> None:
-    target = f"model.target={ROOT}/tests/support/divided_network.py:Joined"
-    words = ("model=own", target, "optimizer.decay_norm_and_bias=false", *LAMB, "global_batch=24")
-    assert_equal(trained(2, "strategy=tensor", *words), oracle(24, *words[:-1]))
-
-
-def test_a_parameter_between_shared_layers_is_refused(tmp_path: Path) -> None:
-    target = f"model.target={ROOT}/tests/support/divided_network.py:learning_slope"
-    point = (*TINY, "model=own", target, "strategy=tensor", "num_workers=2", "local_batch=8")
-    result = bsweep("run", *point, cwd=tmp_path)
-    assert result.returncode == 2
-    assert "3.weight of the model lies between layers" in result.stderr, result.stderr
-    assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        DROPPING,
-        ("model=own", f"model.target={ROOT}/tests/support/divided_network.py:Joined"),
-        ("model=llama_tiny", "data=text", "data.path=x"),
-    ],
-)
-def test_no_parameter_of_a_sound_plan_lies_between(words: tuple[str, ...]) -> None:
-    is_text = "data=text" in words
-    card = own.resolve(compose("data=synthetic", *words, "local_batch=8")).model
-    shape = (16,) if is_text else (3, 8, 8)
-    inputs = torch.zeros(2, *shape, dtype=torch.long) if is_text else torch.randn(2, *shape)
-    model = models.build(card, num_classes=256, shape=shape)
-    plans.refuse_between(card, model, inputs)
-    assert model(inputs).requires_grad, "the hooks are gone"
-
-
-def test_values_are_dropped_as_on_one_worker() -> None:
-    more = DROPPING
-    assert_equal(trained(2, "strategy=tensor", "global_batch=24", *more), oracle(24, *more))
+from tests.support.running import ROOT, TINY, compose
 
 
 @pytest.mark.full
@@ -149,11 +50,11 @@ def test_gradients_that_travel_in_bf16_stay_close() -> None:
 
 
 @pytest.mark.full
-def test_sent_bytes_are_those_of_activations(tmp_path: Path) -> None:
+def test_sent_bytes_are_those_of_activations() -> None:
     """Two layers sum twice in either direction, the embedding once forward and the head once
     backward. The loss sums three numbers for each token, whose likeliest words are gathered.
     """
-    first, *_ = trained(2, "strategy=tensor", *BATCH, contract=contract(tmp_path))
+    first, *_ = trained(2, "strategy=tensor", "global_batch=24", contract=text_contract())
     tokens = 91 * 16
     hidden_states = 8 * 64 * tokens
     for epoch in first["epochs"]:
@@ -172,57 +73,56 @@ def test_sent_bytes_count_replicas_gradients_too() -> None:
     assert first["epochs"][0]["sent_bytes"] == pytest.approx(in_passes / 2 + 4 * 8 * own_part, 0.05)
 
 
-def test_vgg16_divides_its_large_layers_evenly() -> None:
-    point = ("model=vgg16", "data=synthetic", "strategy=tensor", "local_batch=8")
-    config = compose(*point, "num_workers=4")
-    models.check_model(config, 10, (3, 32, 32))
-    with pytest.raises(ConfigError, match=r"0, classifier.3: the 4096 values .* 3 workers"):
-        models.check_model(replace(config, num_workers=3), 10, (3, 32, 32))
-    with pytest.raises(ConfigError, match=r"model=vgg16 .*: the 4096 values .* 3 workers"):
-        compose(*point, "num_workers=3")
-
-
-def test_heads_that_workers_cannot_share_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model.num_heads=4 .* 3 workers for each replica"):
-        compose(
-            "model=llama_tiny",
-            "data=text",
-            "data.path=x",
-            "strategy=tensor",
-            "num_workers=3",
-            "local_batch=8",
-        )
-
-
-def test_hidden_values_that_workers_cannot_share_are_refused() -> None:
-    point = ("model=llama_tiny", "data=text", "data.path=x", "strategy=tensor", "local_batch=8")
-    config = compose(*point, "num_workers=4", "model.intermediate_size=172")
-    models.check_model(config, 256, (64,))
-    assert isinstance(config.model, LlamaConfig)
-    uneven = replace(config, model=replace(config.model, intermediate_size=174))
-    with pytest.raises(ConfigError, match=r"mlp.down: the 174 values .* 4 workers"):
-        models.check_model(uneven, 256, (64,))
-    with pytest.raises(ConfigError, match=r"model=llama_tiny .*: the 174 values .* 4 workers"):
-        compose(*point, "num_workers=4", "model.intermediate_size=174")
-
-
-def test_a_model_without_a_plan_is_refused() -> None:
-    with pytest.raises(ConfigError, match="model=tiny_cnn: the model has no plan"):
-        compose("model=tiny_cnn", "data=synthetic", "strategy=tensor", "num_workers=2")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("model=vgg16 num_workers=4", ""),
+        ("model=vgg16 num_workers=3", r"model=vgg16 .*: the 4096 values .* 3 workers"),
+        ("model=llama_tiny num_workers=3", r"model.num_heads=4 .* 3 workers for each replica"),
+        ("model=llama_tiny num_workers=4 model.intermediate_size=172", ""),
+        (
+            "model=llama_tiny num_workers=4 model.intermediate_size=174",
+            r"model=llama_tiny .*: the 174 values .* 4 workers",
+        ),
+        ("model=tiny_cnn num_workers=2", "model=tiny_cnn: the model has no plan"),
+    ],
+)
+def test_layers_that_workers_cannot_share_are_refused(words: str, said: str) -> None:
+    is_text = "llama" in words
+    examples = ("data=text", "data.path=x") if is_text else ("data=synthetic",)
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        config = compose(*words.split(), *examples, "strategy=tensor", "local_batch=8")
+        models.check_model(config, 256, (64,) if is_text else (3, 32, 32))
 
 
 @pytest.mark.parametrize(
     ("builder", "said"),
     [
-        ("tests/support/noisy_network.py:build", "give your module a method tensor_plan"),
-        ("tests/support/divided_network.py:misnamed", "names fc, but no module"),
-        ("tests/support/divided_network.py:hasty", "Conv2d is no layer that ColwiseParallel can"),
-        ("tests/support/divided_network.py:tied", "whose parameters another module"),
-        ("tests/support/divided_network.py:build", "24 values cannot be divided among the 5 "),
+        ("noisy_network.py:build", "give your module a method tensor_plan"),
+        ("divided_network.py:misnamed", "names fc, but no module"),
+        ("divided_network.py:hasty", "Conv2d is no layer that ColwiseParallel can"),
+        ("divided_network.py:tied", "whose parameters another module"),
+        ("divided_network.py:build", "24 values cannot be divided among the 5 "),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(builder: str, said: str) -> None:
-    words = ("model=own", f"model.target={ROOT}/{builder}", "data=synthetic", "data.shape=[3,8,8]")
+    words = ("model=own", f"model.target={ROOT}/tests/support/{builder}", "data=synthetic")
     config = compose(*words, "strategy=tensor", "num_workers=5", "local_batch=8").resolved()
     with pytest.raises(ConfigError, match=said):
         models.check_model(config, 10, (3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("builder", "said"),
+    [
+        ("learning_slope", r"3\.weight of the model lies between layers"),
+        ("dropping", ""),
+        ("Joined", ""),
+    ],
+)
+def test_a_parameter_between_shared_layers_is_refused(builder: str, said: str) -> None:
+    target = f"model.target={ROOT}/tests/support/divided_network.py:{builder}"
+    words = (*TINY, "model=own", target, "strategy=tensor", "num_workers=2", "local_batch=8")
+    config = compose(*words).resolved()
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        models.try_model(config, data.prepare(config.data))

@@ -26,6 +26,8 @@ from tests.support import preload
 from tests.support.running import HOSTS, TINY, Fork, bsweep, forks, on, popen, tool
 from tests.train.test_resume import records_of
 
+pytestmark = pytest.mark.full
+
 POINT = (
     *("epochs=60", "checkpoint_every=0.5s"),
     *(*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=true", "num_workers=2"),
@@ -35,6 +37,7 @@ GRID = ("-m", "strategy=parameter_server,allreduce", "local_batch=4", *POINT)
 Sweep: TypeAlias = "Fork | subprocess.Popen[str]"
 DISK_BYTES = 32 << 20
 FULL_SECONDS = 1.5
+SKEW_SECONDS = 5 * 3600
 
 
 @pytest.fixture
@@ -93,8 +96,7 @@ class Typed:
         raise AssertionError(result.stderr)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("num_strikes", [2, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_strikes", [2, 50])
 def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
     desk: Path, num_strikes: int
 ) -> None:
@@ -105,26 +107,29 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
     check_as_in_peace(typed, *strike_sweeps(typed, random.Random(num_strikes), num_strikes))
 
 
-KILLED = {
-    "horovod": ("strategy=horovod", "compression=none,topk"),
-    "servers": ("strategy=parameter_server", "local_batch=4,8"),
-    "diloco": (
-        "strategy=diloco",
-        "strategy.sync_every=2,4",
-        "optimizer=adamw_diloco",
-    ),
+WITH = {
+    "horovod": ("strategy=horovod",),
+    "allreduce": ("strategy=allreduce",),
+    "ddp": ("strategy=ddp",),
+    "local_sgd": ("strategy=local_sgd", "strategy.sync_every=2"),
+    "diloco": ("strategy=diloco", "strategy.sync_every=2", "optimizer=adamw_diloco"),
+    "servers": ("strategy=parameter_server",),
+}
+TWO_POINTS = {
+    "horovod": "compression=none,topk",
+    "servers": "local_batch=4,8",
+    "diloco": "strategy.sync_every=2,4",
 }
 NUM_KILLS = 50
 
 
-@pytest.mark.full
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("hosts", ["", "h2:1,h1:1"], ids=["here", "hosts"])
-@pytest.mark.parametrize("strategy", KILLED)
+@pytest.mark.parametrize("strategy", TWO_POINTS)
 def test_kills_at_random_leave_every_strategy_whole(
     up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, hosts: str
 ) -> None:
-    grid = ("-m", *POINT, "local_batch=4", *KILLED[strategy])
+    grid = ("-m", *POINT, "local_batch=4", *WITH[strategy], TWO_POINTS[strategy])
     if hosts:
         grid = (*grid, *over(hosts, up("2")))
     typed = Typed(tmp_path, grid, host="h1" if hosts else "")
@@ -132,7 +137,6 @@ def test_kills_at_random_leave_every_strategy_whole(
     check_as_in_peace(typed, *strike_sweeps(typed, draw, NUM_KILLS, ("sweep", *KINDS)))
 
 
-@pytest.mark.full
 @pytest.mark.timeout(4 * 3600)
 def test_two_hosts_sweep_one_study_at_once_through_kills(
     up: Callable[..., dict[str, str]], tmp_path: Path
@@ -159,83 +163,75 @@ def test_two_hosts_sweep_one_study_at_once_through_kills(
     check_as_in_peace(both[0], number, struck)
 
 
-SKEW_SECONDS = 5 * 3600
-
-
 CUT_SECONDS = 60
-ACROSS = {
-    "horovod": ("strategy=horovod",),
-    "allreduce": ("strategy=allreduce",),
-    "ddp": ("strategy=ddp",),
-    "local_sgd": ("strategy=local_sgd", "strategy.sync_every=2"),
-    "diloco": ("strategy=diloco", "strategy.sync_every=2", "optimizer=adamw_diloco"),
-    "servers": ("strategy=parameter_server",),
-}
 
 
-@pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("stall_seconds", [300, 12])
-@pytest.mark.parametrize("strategy", ACROSS)
+@pytest.mark.parametrize("strategy", WITH)
 def test_a_link_that_is_cut_for_a_minute_costs_no_strategy_its_run(
     up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, stall_seconds: int
 ) -> None:
-    words = (*POINT[:-1], f"launch.stall_timeout_seconds={stall_seconds}", "local_batch=4")
-    grid = (*words, *ACROSS[strategy], *over("h1:1,h2:1", up("2")), "epochs=150")
-    typed = Typed(tmp_path, grid, host="h1")
-    with (tmp_path / "said").open("w+") as said:
-        sweep = typed.begin("s0", said)
-        while not list(tmp_path.glob("results/s0/*/checkpoint/*/complete.json")):
-            assert sweep.poll() is None, (tmp_path / "said").read_text()
-            time.sleep(0.1)
+    stall = f"launch.stall_timeout_seconds={stall_seconds}"
+    grid = (*POINT, stall, "local_batch=4", *WITH[strategy], *over("h1:1,h2:1", up("2")))
+
+    def cut() -> None:
         subprocess.run([HOSTS, "cut", "h2"], check=True)
-        cut_at = time.monotonic()
         time.sleep(CUT_SECONDS)
         subprocess.run([HOSTS, "join", "h2"], check=True)
-        end(sweep, tmp_path)
-    lasted, printed = time.monotonic() - cut_at, (tmp_path / "said").read_text()
-    print(
-        f"{strategy}, {stall_seconds}: {sweep.returncode} {lasted:.0f} s after the cut: {printed}"
-    )
-    assert sweep.returncode == 0 or "host h2 is lost: " in printed, printed
-    check_as_in_peace(typed, 0, Counter({"cut": 1}), is_resumed=sweep.returncode != 0)
+
+    check_disturbed(Typed(tmp_path, (*grid, "epochs=150"), host="h1"), cut, "host h2 is lost: ")
 
 
-SHORT_STALL_SECONDS = 12
-
-
-@pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seconds", [4, 40])
-@pytest.mark.parametrize("host", ["h1", "h2"])
-@pytest.mark.parametrize("strategy", ACROSS)
+@pytest.mark.parametrize(
+    ("host", "named"),
+    [
+        ("h1", "bsweep: this sweep stood still for "),
+        ("h2", "host h2 is lost: |rank 1 on h2 stopped"),
+    ],
+)
+@pytest.mark.parametrize("strategy", WITH)
 def test_a_host_that_sleeps_goes_on_or_is_named(
-    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, host: str, seconds: int
+    up: Callable[..., dict[str, str]],
+    tmp_path: Path,
+    strategy: str,
+    host: str,
+    named: str,
+    seconds: int,
 ) -> None:
     """The sweep sleeps with h1; all that runs on a host stops, its sshd too."""
-    words = (*POINT[:-1], f"launch.stall_timeout_seconds={SHORT_STALL_SECONDS}", "local_batch=4")
-    grid = (*words, *ACROSS[strategy], *over("h1:1,h2:1", up("2")))
-    typed = Typed(tmp_path, grid, host="h1")
-    with (tmp_path / "said").open("w+") as said:
-        sweep = typed.begin("s0", said)
-        wait_for_checkpoint(sweep, tmp_path, "")
+    stall = "launch.stall_timeout_seconds=12"
+    grid = (*POINT, stall, "local_batch=4", *WITH[strategy], *over("h1:1,h2:1", up("2")))
+
+    def sleep() -> None:
         asleep = processes_on(host)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for pid in asleep:
                 with contextlib.suppress(ProcessLookupError):  # it has ended since
                     os.kill(pid, number)
             time.sleep(seconds * (number == signal.SIGSTOP))
-        woke_at = time.monotonic()
-        end(sweep, tmp_path)
-    lasted, printed = time.monotonic() - woke_at, (tmp_path / "said").read_text()
-    print(
-        f"{strategy}, {host} slept {seconds} s ({len(asleep)} processes): {sweep.returncode} "
-        f"{lasted:.0f} s after it woke: {printed}"
-    )
-    of_h1, of_h2 = "bsweep: this sweep stood still for ", "host h2 is lost: |rank 1 on h2 stopped"
-    is_named = re.search(of_h1 if host == "h1" else of_h2, printed)
-    assert sweep.returncode == 0 or (seconds > SHORT_STALL_SECONDS and is_named), printed
-    check_as_in_peace(typed, 0, Counter({"sleep": 1}), is_resumed=sweep.returncode != 0)
+
+    is_short = seconds < 12  # so the run completes
+    check_disturbed(Typed(tmp_path, grid, host="h1"), sleep, "" if is_short else named)
+
+
+def check_disturbed(typed: Typed, disturb: Callable[[], None], named: str) -> None:
+    """Disturb a sweep once it has a checkpoint: it completes, or what is `named` is the reason, if
+    any may be, and it resumes.
+    """
+    said = typed.desk / "said"
+    with said.open("w") as output:
+        sweep = typed.begin("s0", output)
+        wait_for_checkpoint(sweep, typed.desk, "")
+        disturb()
+        disturbed_at = time.monotonic()
+        end(sweep, typed.desk)
+    lasted, printed = time.monotonic() - disturbed_at, said.read_text()
+    print(f"{sweep.returncode} {lasted:.0f} s after it was disturbed: {printed}")
+    assert sweep.returncode == 0 or (named and re.search(named, printed)), printed
+    check_as_in_peace(typed, 0, Counter({"disturbed": 1}), is_resumed=sweep.returncode != 0)
 
 
 def processes_on(host: str) -> list[int]:

@@ -10,56 +10,39 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from bsweep.core import terminal
 from bsweep.launch import inline, stop
 from bsweep.launch.launcher import LaunchRequest
-from bsweep.runlog import following, locks, reading
+from bsweep.runlog import locks
 from bsweep.runlog.checkpoint_files import checkpoint_at, request_stop
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.locks import claimed, is_claimed
-from bsweep.runlog.reading import read_records
-from bsweep.runlog.records import Step
+from bsweep.runlog.locks import claimed
 from bsweep.study import attempts, attendance, commands, overview, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
 from bsweep.study.states import NEW, State
+from tests.runlog.test_readers import STEP
+from tests.study.test_run import wait_for, wait_for_records
 from tests.support.running import TINY, Fork, bsweep, compose, forks, popen, ran_ok, tool
-from tests.support.synthetic_study import META, write_run
+from tests.support.saved import save_checkpoint
+from tests.support.synthetic_study import write_run
 
 ALONE = ("launch=inline", "strategy=single", "launch.threads_per_worker=1")
 QUICK = (*TINY, "model=tiny_cnn", "study=s")
-
-
-STEP = Step(
-    epoch=2, step=9, train_loss=1.0, learning_rate=0.1, images_per_second=None, global_batch=8,
-    epochs_done=1.5
-)  # fmt: skip
 
 
 def status(cwd: Path) -> dict[str, Any]:
     result = ran_ok("status", "results/s", "--json", cwd=cwd)
     found: dict[str, Any] = json.loads(result.stdout)
     return found
-
-
-def wait_for_epoch(cwd: Path, number: int = 1, timeout: float = 90) -> None:
-    ends = time.monotonic() + timeout
-    while time.monotonic() < ends:
-        for path in cwd.glob("results/s/*/metrics.jsonl"):
-            if sum(record["type"] == "epoch" for record in read_records(path)[0]) >= number:
-                return
-        time.sleep(0.1)
-    raise AssertionError("no epoch was recorded")
 
 
 def folder_of(cwd: Path) -> list[tuple[str, int]]:
@@ -75,15 +58,14 @@ def test_other_processes_plan_watch_stop_and_resume_a_sweep(
     assert "2 points: 2 new; no estimate" in before.stdout, before.stderr
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
     sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True)
-    wait_for_epoch(tmp_path)
+    wait_for_records(tmp_path, "epoch")
     seen = status(tmp_path)
     assert seen["counts"] == {"running": 1, "new": 1}
     assert len(seen["sweeps"]) == 1
     assert seen["seconds_left"] > 0
     (running,) = [point for point in seen["points"] if point["status"] == "running"]
     assert 0 < running["epochs_done"] < running["epochs"] == 4000
-    planned = bsweep("plan", *grid, "--json", cwd=tmp_path)
-    plan = json.loads(planned.stdout)
+    plan = json.loads(bsweep("plan", *grid, "--json", cwd=tmp_path).stdout)
     assert [point["run_id"] for point in plan["points"]] == [
         point["run_id"] for point in seen["points"]
     ]
@@ -99,10 +81,7 @@ def test_other_processes_plan_watch_stop_and_resume_a_sweep(
     assert "bsweep resume results/s" in text
 
     again = Fork("bsweep", "resume", str(tmp_path / "results/s"), cwd=Path("/"), has_forks=True)
-    ends = time.monotonic() + 60
-    while status(tmp_path)["counts"].get("running") != 1:
-        assert time.monotonic() < ends
-        assert again.poll() is None
+    wait_for(lambda: status(tmp_path)["counts"].get("running") == 1)
     os.kill(again.pid, signal.SIGTERM)
     assert again.wait(30) == 130
     assert len(commands.read_commands(tmp_path / "results/s")) == 1, "the same command is kept once"
@@ -113,10 +92,7 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
     grid = ("-m", "local_batch=8", "optimizer.lr=0.01,1e30", "seed=0,1", "epochs=1", *ALONE, *QUICK)
     first = bsweep("run", *grid, cwd=tmp_path)
     assert first.returncode == 1, first.stderr
-    assert status(tmp_path)["counts"] == {
-        "completed": 2,
-        "diverged": 2,
-    }, first.stderr
+    assert status(tmp_path)["counts"] == {"completed": 2, "diverged": 2}, first.stderr
     before = folder_of(tmp_path)
     text = bsweep("status", "results/s", cwd=tmp_path).stdout
     assert text.count(": diverged: the training loss became") == 2
@@ -127,12 +103,6 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
     assert "bsweep retry" in again.stderr
     resumed = ran_ok("resume", "results/s", cwd=tmp_path)
     assert "nothing is left to do: 2 completed, 2 diverged" in resumed.stdout
-    nothing = bsweep("retry", "results/s", "--status", "failed", cwd=tmp_path)
-    assert nothing.returncode == 2
-    assert "nothing to retry: no point of a command has the state failed" in nothing.stderr
-    meant = bsweep("retry", "results/s", "--status", "faild", cwd=tmp_path)
-    assert meant.returncode == 2
-    assert "Did you mean 'failed'?" in meant.stderr
     one_of_them = [word for word in grid if word not in ("-m", "seed=0,1")]
     # Another command that leads to it.
     assert bsweep("run", "-m", "seed=1", *one_of_them, cwd=tmp_path).returncode == 1
@@ -164,62 +134,72 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
 @pytest.mark.full
 def test_two_sweeps_on_one_study_share_its_points_and_both_complete(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=2,4,6", "epochs=10", "log_every_steps=1", *ALONE, *QUICK)
-    outputs = [(tmp_path / f"said{number}").open("w") for number in range(2)]
-    sweeps = [
-        Fork("bsweep", "run", *grid, cwd=tmp_path, stderr=output, has_forks=True)
-        for output in outputs
-    ]
-    assert [sweep.wait(120) for sweep in sweeps] == [0, 0], [
-        Path(output.name).read_text() for output in outputs
-    ]
-    said = "".join(Path(output.name).read_text() for output in outputs)
-    assert said.count("completed after") == 3, "each point was trained once"
+    with (tmp_path / "said").open("a+") as said:
+        sweeps = [
+            Fork("bsweep", "run", *grid, cwd=tmp_path, stderr=said, has_forks=True)
+            for _ in range(2)
+        ]
+        codes = [sweep.wait(120) for sweep in sweeps]
+    text = (tmp_path / "said").read_text()
+    assert codes == [0, 0], text
+    assert text.count("completed after") == 3, "each point was trained once"
     assert status(tmp_path)["counts"] == {"completed": 3}
 
 
 @pytest.mark.full
 def test_stop_ends_all_sweeps_of_a_study(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=2,4", "epochs=100000", *ALONE, *QUICK)
-    # As scripts start it.
-    in_background = [
-        "sh",
-        "-c",
-        'trap "" INT; exec "$@"',
-        "sh",
-        forks().bsweep,
-        "run",
-        *grid,
-    ]
+    as_scripts_start_it = ("sh", "-c", 'trap "" INT; exec "$@"', "sh", forks().bsweep)
     sweeps = (
         Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True),
-        popen(in_background, tmp_path),
+        popen([*as_scripts_start_it, "run", *grid], tmp_path),
     )
-    ends = time.monotonic() + 60
-    while not (tmp_path / "results/s").exists() or status(tmp_path)["counts"].get("running") != 2:
-        assert time.monotonic() < ends
+    wait_for((tmp_path / "results/s").exists)
+    wait_for(lambda: status(tmp_path)["counts"].get("running") == 2)
     ran_ok("stop", "results/s", cwd=tmp_path)
     assert [sweep.wait(30) for sweep in sweeps] == [130, 130]
     assert status(tmp_path)["counts"] == {"interrupted": 2}
     assert not list(tmp_path.glob("results/s/.sweeps/*"))
 
 
+@contextlib.contextmanager
+def interrupted(paths: RunPaths, say: Callable[[str], None] = print) -> Iterator[stop.Stopping]:
+    """A run within the context is interrupted, at the latest where the context ends."""
+    with (
+        pytest.raises(KeyboardInterrupt),
+        stop.Stopping(compose("local_batch=2"), paths, say) as stopping,
+    ):
+        yield stopping
+
+
+def begun(folder: Path) -> RunPaths:
+    """A run of which a worker has begun to train."""
+    paths = RunPaths(folder)
+    paths.alive(0).parent.mkdir(parents=True)
+    paths.alive(0).touch()
+    return paths
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times of the clock by which a run stops; the last one is now."""
+    times = [0.0]
+    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: times[-1]))
+    return times
+
+
 @pytest.mark.parametrize("then", ["poll", "fail", "end"])
 def test_an_interrupt_dropped_by_a_call_still_ends_the_run(tmp_path: Path, then: str) -> None:
     """Imports of torch and numpy drop one at times, or fail by it."""
     went_on = []
-
-    def run() -> None:
-        with stop.Stopping(compose("local_batch=2"), RunPaths(tmp_path), print) as stopping:
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGTERM)
-            if then == "fail":
-                raise ImportError("cannot load module more than once per process")
-            if then == "poll":
-                stopping.polled_with(lambda: None)()
-            went_on.append(then)
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
+    with interrupted(RunPaths(tmp_path)) as stopping:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        if then == "fail":
+            raise ImportError("cannot load module more than once per process")
+        if then == "poll":
+            stopping.polled_with(lambda: None)()
+        went_on.append(then)
     assert went_on == [then] * (then == "end")
 
 
@@ -229,86 +209,53 @@ def test_what_fails_by_an_interrupt_is_no_failed_run(
     """In the sweep's own process, a moment after the last poll."""
 
     def measure(*_: Any, **__: Any) -> None:
-        stopping.polled_with(lambda: None)()
+        poll()
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
         raise RecursionError("import numpy.linalg as linalg")
 
-    monkeypatch.setitem(
-        sys.modules, "bsweep.measure.probe_worker", SimpleNamespace(measure=measure)
-    )
+    module: Literal["bsweep.measure.probe_worker"] = "bsweep.measure.probe_worker"
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(measure=measure))
     config, paths = compose("local_batch=2", *ALONE), RunPaths(tmp_path)
     outcomes = list[Any]()
-
-    def launched(poll: Callable[[], None]) -> None:
-        request = LaunchRequest(config, paths, poll, "bsweep.measure.probe_worker")
-        outcomes.append(inline.Inline().launch(request))
-
-    with pytest.raises(KeyboardInterrupt), stop.Stopping(config, paths, print) as stopping:
-        launched(stopping.polled_with(lambda: None))
+    with interrupted(paths) as stopping:
+        poll = stopping.polled_with(lambda: None)
+        outcomes.append(inline.Inline().launch(LaunchRequest(config, paths, poll, module)))
     assert not outcomes
 
 
 def test_a_stopped_run_has_the_time_that_its_checkpoint_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: list[float]
 ) -> None:
-    paths, clock = RunPaths(tmp_path), [0.0]
-    paths.alive(0).parent.mkdir(parents=True)
-    paths.alive(0).touch()
-    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: clock[-1]))
-    saved = checkpoint_at(paths, epoch=1, position=8)
-    facts = {
-        "epoch": 1,
-        "position": 8,
-        "num_steps": 1,
-        "num_workers": 1,
-        "metrics_bytes": 0,
-        "metrics_crc32": 0,
-        "sha256": {},
-        "train_seconds": 0.5,
-        "time": 0,
-    }
-
-    def run() -> None:
-        with stop.Stopping(compose("local_batch=2"), paths, print) as stopping:
-            poll = stopping.polled_with(lambda: None)
-            signal.raise_signal(signal.SIGTERM)
-            saved.folder.mkdir(parents=True)
-            for seconds in (29.0, 58.0, 400.0, 429.0, 431.0):
-                clock.append(seconds)
-                poll()
-                if seconds == 400:
-                    saved.complete(facts)  # but the workers have still to leave
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
+    paths = begun(tmp_path)
+    with interrupted(paths) as stopping:
+        poll = stopping.polled_with(lambda: None)
+        signal.raise_signal(signal.SIGTERM)
+        checkpoint_at(paths, epoch=1, position=8).folder.mkdir(parents=True)
+        for seconds in (29.0, 58.0, 400.0, 429.0, 431.0):
+            clock.append(seconds)
+            poll()
+            if seconds == 400:
+                save_checkpoint(paths)  # but the workers have still to leave
     assert clock[-1] == 431
 
 
 def test_a_run_that_is_told_to_stop_has_the_time_of_its_longest_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: list[float]
 ) -> None:
-    paths, clock = RunPaths(tmp_path), [0.0]
-    paths.alive(0).parent.mkdir(parents=True)
-    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: clock[-1]))
-
-    def run() -> None:
-        with stop.Stopping(compose("local_batch=2"), paths, print) as stopping:
-            poll = stopping.polled_with(lambda: None)
-            poll()  # before a worker has begun
-            for seconds in (10, 110, 130):  # when one has ended a step
-                clock.append(seconds)
-                paths.alive(0).touch()
-                # Somebody sets the clock meanwhile.
-                os.utime(paths.alive(0), (-86_400 * seconds,) * 2)
-                poll()
-            signal.raise_signal(signal.SIGTERM)
-            for seconds in (130 + 129, 130 + 131):
-                clock.append(seconds)
-                poll()
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
+    paths = begun(tmp_path)
+    with interrupted(paths) as stopping:
+        poll = stopping.polled_with(lambda: None)
+        poll()
+        for seconds in (10, 110, 130):  # when a worker has ended a step
+            clock.append(seconds)
+            # Somebody sets the clock meanwhile.
+            os.utime(paths.alive(0), (-86_400 * seconds,) * 2)
+            poll()
+        signal.raise_signal(signal.SIGTERM)
+        for seconds in (130 + 129, 130 + 131):
+            clock.append(seconds)
+            poll()
     assert clock[-1] == 130 + 131, "30 s and the 100 s of the second step"
 
 
@@ -316,19 +263,12 @@ def test_a_signal_is_told_though_the_run_was_to_stop_already(tmp_path: Path) -> 
     """A search that has a run interrupted by its file goes on, unless somebody else asked it
     to stop meanwhile.
     """
-    paths, said = RunPaths(tmp_path), list[str]()
-    paths.alive(0).parent.mkdir(parents=True)
-    paths.alive(0).touch()
-
-    def run() -> None:
-        with stop.Stopping(compose("local_batch=2"), paths, said.append) as stopping:
-            request_stop(paths)
-            stopping.polled_with(lambda: None)()
-            assert not said
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
+    paths, said = begun(tmp_path), list[str]()
+    with interrupted(paths, said.append) as stopping:
+        request_stop(paths)
+        stopping.polled_with(lambda: None)()
+        assert not said
+        signal.raise_signal(signal.SIGTERM)
     assert said == ["ending at once"]
 
 
@@ -360,7 +300,8 @@ def test_a_plan_can_try_points_where_none_is_finished_and_leaves_no_trace(tmp_pa
         (("status", "results/mein"), "Did you mean 'results/mine'?"),
         (("resume", "results/empty"), "no run and no command"),
         (("stop", "results/mine"), "nothing to stop"),
-        (("retry", "results/mine", "--status", "finished"), "unknown"),
+        (("retry", "results/mine", "--status", "failed"), "nothing to retry"),
+        (("retry", "results/mine", "--status", "faild"), "Did you mean 'failed'?"),
         (("retry", "results/mine", "--status", ","), "--status ',' names no state. Known: failed,"),
         (("status",), "usage: bsweep status"),
         (("plan", "lokal_batch=8"), "Did you mean 'local_batch'?"),
@@ -384,63 +325,24 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
     assert "no recorded command for 2 of its runs" in result.stderr
     rows, source = overview.of_study(tmp_path / "results/mine")
     assert "bsweep resume" not in overview.status_text(tmp_path, rows, source, []), "it runs none"
-    moved = {
-        "time": 0,
-        "arguments": ["local_batch=8"],
-        "folder": "/nowhere/at/all",
-        "num_processes": None,
-    }
-    columns = {
-        "columns": ["run_id", "num_workers", "examples_per_step", "num_examples", "epochs", "kind"]
-    }
-    line = json.dumps({**moved, **columns, "points": [["run0", 1, 8, 90, 1, "k"]]})
-    (tmp_path / "results/mine/commands.jsonl").write_text("{torn\n" + line + "\n")
+    commands.keep(tmp_path / "results/mine", ["seed=0"], [compose(*TINY, "local_batch=8")])
+    kept = tmp_path / "results/mine/commands.jsonl"
+    moved = json.loads(kept.read_text()) | {"folder": "/nowhere/at/all"}
+    kept.write_text("{torn\n" + json.dumps(moved) + "\n")
     result = bsweep("resume", "results/mine", cwd=tmp_path)
     assert result.returncode == 2
     assert "/nowhere/at/all" in result.stderr
 
 
 def write_runs(study_dir: Path, number: int, status: str = "completed") -> None:
-    """Runs as `status` reads them: it takes records for whole that have the checksum and the number
-    of epochs of their summary.
-    """
-    records = b'{"schema": 1, "train_seconds": 0.75, "type": "epoch"}\n' * 20
-    for index in range(number):
-        paths = RunPaths(study_dir / f"run{index}")
-        paths.folder.mkdir(parents=True)
-        paths.config.touch()
-        if index:  # links are made sooner than files
-            for path in (paths.metrics, paths.meta):
-                path.hardlink_to(study_dir / "run0" / path.name)
-        else:
-            paths.metrics.write_bytes(records)
-            paths.meta.write_text(json.dumps(META))
-        ended = {
-            "schema": 1,
-            "run_id": f"run{index}",
-            "status": status,
-            "message": "",
-            "epochs": 20,
-        }
-        numbers = {
-            "strategy": "single",
-            "num_workers": 1,
-            "local_batch": 8,
-            "global_batch": 8,
-            "seed": index,
-        }
-        rest = {
-            "num_steps": 4,
-            "train_seconds": 1.5,
-            "wall_seconds": 2.5,
-            "images_per_second": 60.0,
-            "warnings": [],
-        }
-        means = dict.fromkeys(
-            ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "sent_bytes")
-        )
-        rest["metrics_crc32"] = zlib.crc32(records)
-        paths.summary.write_text(json.dumps({**ended, **numbers, **rest, **means}, indent=2))
+    """Equal runs, which share their files: links are made sooner than files."""
+    first = study_dir / "run0"
+    write_run(study_dir, local_batch=8, epochs=1, status=status).rename(first)
+    for index in range(1, number):
+        folder = study_dir / f"run{index}"
+        folder.mkdir()
+        for path in first.iterdir():
+            (folder / path.name).hardlink_to(path)
 
 
 MEASURED = """
@@ -450,14 +352,6 @@ with open("said", "w") as said:
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 """
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the study of `write_many`, which is looked at alone."""
-    folder = tmp_path_factory.mktemp("many")
-    write_many(folder / "results/many")
-    return folder
 
 
 def write_many(study_dir: Path, count: int = 10_000) -> None:
@@ -475,30 +369,23 @@ def many_points(count: int = 10_000) -> tuple[str, ...]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("status", "results/many"), "10000 completed"),
-        (("status", "results/many", "--json"), '"completed": 10000'),
-        (("plan", "-m", "study=other", *many_points()), "10000 new"),
-        (("plan", "-m", "study=many", *many_points()), "5000 completed, 5000 new; left: about "),
-    ],
-    ids=["status", "status --json", "plan of new points", "plan of which half is done"],
-)
-def test_ten_thousand_points_take_seconds_and_little_memory(
-    many: Path, arguments: tuple[str, ...], expected: str
-) -> None:
+def test_ten_thousand_points_take_seconds_and_little_memory(tmp_path: Path) -> None:
     """Two seconds where nothing else runs; by the processor's seconds, of which others' load takes
     more.
     """
-    command = [sys.executable, "-c", MEASURED, tool("bsweep"), *arguments]
-    result = subprocess.run(
-        command, cwd=many, capture_output=True, text=True, timeout=120, check=True
-    )
-    seconds, mebibytes = map(float, result.stdout.split())
-    assert seconds < 12, "far below what looking at each point for each other one takes"
-    assert mebibytes < 500
-    assert expected in (many / "said").read_text()
+    write_many(tmp_path / "results/many")
+    for arguments, expected in (
+        (("status", "results/many"), "10000 completed"),
+        (("plan", "-m", "study=many", *many_points()), "5000 completed, 5000 new; left: about "),
+    ):
+        command = [sys.executable, "-c", MEASURED, tool("bsweep"), *arguments]
+        result = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+        )
+        seconds, mebibytes = map(float, result.stdout.split())
+        assert seconds < 12, "far below what looking at each point for each other one takes"
+        assert mebibytes < 500
+        assert expected in (tmp_path / "said").read_text()
 
 
 def test_an_estimate_is_a_line_through_what_was_timed() -> None:
@@ -528,16 +415,6 @@ def test_an_estimate_is_a_line_through_what_was_timed() -> None:
     )
 
 
-def test_an_estimate_takes_as_long_for_each_point_however_many_were_timed() -> None:
-    points = [Planned(str(number), 1, 1 + number % 80, 1000, 10, "k") for number in range(20_000)]
-    began = time.process_time()
-    estimate = Estimate([Timed(point, 0.01, 5.0) for point in points[::2]])
-    assert all(estimate.seconds(point, NEW) for point in points)
-    assert time.process_time() - began < 2, (
-        "to look at each timed point for each open one takes minutes"
-    )
-
-
 def test_who_has_read_enough_is_not_told_of_a_broken_pipe(tmp_path: Path) -> None:
     write_runs(tmp_path / "results/mine", 400)  # more than a pipe holds
     line = '"$0" status results/mine --json | head -c 1; exit "${PIPESTATUS[0]}"'
@@ -552,53 +429,36 @@ def test_who_has_read_enough_is_not_told_of_a_broken_pipe(tmp_path: Path) -> Non
     assert (result.returncode, result.stdout, result.stderr) == (128 + signal.SIGPIPE, "{", "")
 
 
-def test_a_claim_ends_with_its_process_and_is_seen_by_others(tmp_path: Path) -> None:
-    with claimed(tmp_path / "a") as is_ours:
-        assert is_ours
-        assert is_claimed(tmp_path / "a")
-        assert not is_claimed(tmp_path / "b")
-    assert not is_claimed(tmp_path / "a")
-
-
 def test_states_of_what_cannot_be_read_are_states(tmp_path: Path) -> None:
-    write_runs(tmp_path, 4)
-    for index, text in enumerate(('{"schema": 1', "[]", '{"schema": 99}')):
-        (tmp_path / f"run{index}/summary.json").write_text(text)
+    summaries = [
+        write_run(tmp_path, local_batch=8, seed=seed) / "summary.json" for seed in range(4)
+    ]
+    for path, text in zip(summaries, ('{"schema": 1', "[]", '{"schema": 99}'), strict=False):
+        path.write_text(text)
     (tmp_path / "report").mkdir()
     found = states.read_states(tmp_path)
     assert [state.status for state in found.values()] == ["damaged"] * 3 + ["completed"]
 
 
-def test_of_a_run_under_way_only_new_records_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[bytes] = []
-
-    def checked(line: bytes, place: str) -> dict[str, Any]:
-        read.append(line)
-        return reading.checked(line, place)
-
-    monkeypatch.setattr(following, "checked", checked)
-    paths = RunPaths(
-        write_run(tmp_path, local_batch=8, status=None, num_epochs_done=2, more=(STEP,))
-    )
+def test_a_run_under_way_has_done_what_its_records_say_now(tmp_path: Path) -> None:
+    half = replace(STEP, epochs_done=1.5)
+    run = write_run(tmp_path, local_batch=8, status=None, num_epochs_done=2, more=(half,))
+    paths = RunPaths(run)
     start, step, first, second = paths.metrics.read_bytes().splitlines(keepends=True)
     seconds = [json.loads(epoch)["train_seconds"] for epoch in (first, second)]
 
-    def look(more: bytes, mode: str = "ab") -> tuple[float, int, float | None, int]:
-        read.clear()
+    def look(more: bytes, mode: str = "ab") -> tuple[float, int, float | None]:
         with paths.metrics.open(mode) as file:
             file.write(more)
         state = states.state_of_run(paths.folder)
-        return state.epochs_done, state.whole_epochs, state.train_seconds, len(read)
+        return state.epochs_done, state.whole_epochs, state.train_seconds
 
-    assert look(start + first[:9], "wb") == (0, 0, None, 1)
-    assert look(first[9:]) == (1, 1, seconds[0], 1)
-    assert look(b"") == (1, 1, seconds[0], 0)
-    assert look(step) == (1.5, 1, seconds[0], 1)
-    assert look(start + step, "wb") == (1.5, 0, None, 2), "it was cut, to be resumed"
+    assert look(start + first[:9], "wb") == (0, 0, None)
+    assert look(first[9:]) == (1, 1, seconds[0])
+    assert look(step) == (1.5, 1, seconds[0])
+    assert look(start + step, "wb") == (1.5, 0, None), "it was cut, to be resumed"
     longer = first.replace(b'"train_loss"', b'"a": 1, "train_loss"')
-    assert look(start + longer + second, "wb") == (2, 2, sum(seconds), 3), (
+    assert look(start + longer + second, "wb") == (2, 2, sum(seconds)), (
         "and went further than where one looked"
     )
     for _ in range(2):
@@ -607,16 +467,14 @@ def test_of_a_run_under_way_only_new_records_are_read(
 
 
 def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    config = compose("local_batch=8", f"results_dir={tmp_path}")
     for number in range(3):
-        folder.mkdir()
+        folder = attempts.paths_of(config).folder
+        folder.mkdir(parents=True)
         (folder / str(number)).touch()
-        attempts._set_aside(folder, folder)
-    assert {path.parent.name: path.name for path in tmp_path.glob(".previous/*/*")} == {
-        "run.1": "0",
-        "run.2": "1",
-        "run.3": "2",
-    }
+        attempts.set_aside(config)
+    kept = {path.parent.name: path.name for path in config.study_dir.glob(".previous/*/*")}
+    assert kept == {f"{config.run_id}.{number + 1}": str(number) for number in range(3)}
 
 
 def test_a_sweep_is_known_though_somebody_looked_while_it_came(

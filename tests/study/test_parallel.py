@@ -7,10 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +15,28 @@ import psutil
 import pytest
 
 import bsweep as package
-from bsweep import analysis, plots, report
-from bsweep.analysis import Study, prediction
+from bsweep import analysis, launch, plots
 from bsweep.analysis.prediction.selection import observed
 from bsweep.cli import report as report_command
+from bsweep.config.launch import ProcessesConfig
+from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
 from bsweep.config.values import ConfigError
 from bsweep.launch import environment, seats
 from bsweep.launch.seats import Seats, Size
 from bsweep.launch.stop import Signals
-from bsweep.report import _write_data as write_data
-from bsweep.runlog.checkpoint_files import checkpoint_at
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Newer, read_meta, read_records
-from bsweep.study import attempts, branching, commands, parallel, states, sweep
+from bsweep.study import attempts, branching, commands, parallel, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import timed
 from bsweep.study.progress import Progress
 from bsweep.trackers import live
 from tests.launch.test_team import numbers
 from tests.study.test_operating import status
-from tests.study.test_run import runs
+from tests.study.test_run import runs, wait_for, wait_for_records
 from tests.support.running import TINY, Fork, bsweep, compose, imported_first, ran_ok, summaries
+from tests.support.saved import save_checkpoint
 from tests.support.synthetic_study import META, write_run
 
 POINT = (
@@ -71,18 +68,12 @@ def test_parallel_points_have_own_cores_and_unchanged_numbers(
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         pytest.skip("takes two cores")
-    grid = ("-m", "local_batch=4,8", "num_workers=1,2", "epochs=2", *POINT)
-    with pinned(cores):
-        alone = bsweep("run", *grid, "study=alone", cwd=tmp_path)
-        beside = bsweep(
-            "run",
-            *grid,
-            "study=beside",
-            "launch.parallel=2",
-            cwd=tmp_path,
-            env=env,
-        )
-    assert alone.returncode == beside.returncode == 0, alone.stderr + beside.stderr
+    grid = ("run", "-m", "local_batch=4,8", "num_workers=1,2", "epochs=2", *POINT)
+    pinned = ("taskset", "--cpu-list", ",".join(map(str, cores)))
+    ran_ok(*grid, "study=alone", cwd=tmp_path, prefix=pinned)
+    beside = ran_ok(
+        *grid, "study=beside", "launch.parallel=2", cwd=tmp_path, env=env, prefix=pinned
+    )
     assert numbers(tmp_path, "beside") == numbers(tmp_path, "alone") != {}, (
         "bit for bit, under the same ids"
     )
@@ -98,42 +89,18 @@ def test_parallel_points_have_own_cores_and_unchanged_numbers(
     assert len(first) == len(second) == 1
     assert first != second
     lines = [line for line in beside.stderr.splitlines() if "epoch 1/2" in line]
-    assert len(lines) == 4
-    assert {line[:5] for line in lines} == {"[1/4]", "[2/4]", "[3/4]", "[4/4]"}
-
-
-class pinned:
-    """While it is entered, this process and what it starts have some cores alone."""
-
-    def __init__(self, cores: list[int]) -> None:
-        self._cores, self._all = cores, os.sched_getaffinity(0)
-
-    def __enter__(self) -> None:
-        os.sched_setaffinity(0, self._cores)
-
-    def __exit__(self, *_: object) -> None:
-        os.sched_setaffinity(0, self._all)
+    assert sorted(line[:5] for line in lines) == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
 
 
 @pytest.mark.full
 def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) -> None:
-    grid = (
-        "-m",
-        "local_batch=4,5,90",
-        "epochs=30",
-        "study=s",
-        "launch.parallel=2",
-        "launch.slowdown=[4]",
-        *POINT,
-    )
-    with (tmp_path / "said").open("w") as said:
-        sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, stderr=said, has_forks=True)
-        wait_for_epochs(tmp_path, num_runs=2)
-        assert status(tmp_path)["counts"] == {"running": 2, "new": 1}
-        os.kill(sweep.pid, signal.SIGINT)
-        assert sweep.wait(60) == 130
-    text = (tmp_path / "said").read_text()
-    assert text.count("the workers save a checkpoint") == 2, text
+    more = ("epochs=30", "study=s", "launch.parallel=2", "launch.slowdown=[4]")
+    grid = ("-m", "local_batch=4,5,90", *more, *POINT)
+    sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True)
+    wait_for_records(tmp_path, "epoch", num_runs=2)
+    assert status(tmp_path)["counts"] == {"running": 2, "new": 1}
+    ran_ok("stop", "results/s", cwd=tmp_path)
+    assert sweep.wait(60) == 130
     assert status(tmp_path)["counts"] == {"interrupted": 2, "new": 1}
     again = ran_ok("resume", "results/s", cwd=tmp_path)
     assert status(tmp_path)["counts"] == {"completed": 3}, again.stderr
@@ -147,27 +114,20 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_points_at_once_heed_a_stop_from_elsewhere_and_a_second_interrupt(tmp_path: Path) -> None:
+def test_points_at_once_heed_a_second_interrupt(tmp_path: Path) -> None:
     slow = ("launch.slowdown=[800]", "checkpoint_every=auto")  # a step takes seconds
     grid = ("-m", "local_batch=4,5", "epochs=30", "study=s", "launch.parallel=2", *slow, *POINT)
     with (tmp_path / "said").open("w") as said:
-        sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, has_forks=True)
-        wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
-        ran_ok("stop", "results/s", cwd=tmp_path)
-        assert sweep.wait(60) == 130
-        assert status(tmp_path)["counts"] == {"interrupted": 2}
-        assert len(list(tmp_path.glob("results/s/*/checkpoint/*/complete.json"))) == 2
-        for path in tmp_path.glob("results/s/*/logs/rank.0/alive"):
-            path.unlink()
-        again = Fork("bsweep", "resume", "results/s", cwd=tmp_path, stderr=said, has_forks=True)
-        wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
-        os.kill(again.pid, signal.SIGINT)
-        wait_for(
-            lambda: (tmp_path / "said").read_text().count("the workers save a checkpoint") == 2
-        )
-        os.kill(again.pid, signal.SIGINT)
-        wait_for(lambda: (tmp_path / "said").read_text().count("ending at once") == 2)
-        assert again.wait(15) == 130
+        sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, stderr=said, has_forks=True)
+
+    def interrupt(answer: str) -> None:
+        os.kill(sweep.pid, signal.SIGINT)
+        wait_for(lambda: (tmp_path / "said").read_text().count(answer) == 2)
+
+    wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
+    interrupt("the workers save a checkpoint")
+    interrupt("ending at once")
+    assert sweep.wait(15) == 130
     assert status(tmp_path)["counts"] == {"interrupted": 2}
     workers = [
         one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])
@@ -179,41 +139,20 @@ def test_a_tracker_of_points_at_once_has_all_cores(tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)
     if len(cores) < 2:
         pytest.skip("takes two cores")
+    config = compose("local_batch=8", f"results_dir={tmp_path}", "trackers=[tensorboard]")
+    config.study_dir.mkdir()
 
-    def copier() -> live._Copier:
+    def begin() -> None:
         Seats((min(cores),), ()).take()
-        return live._Copier("tensorboard", tmp_path)
+        live.begin(config, RunPaths(tmp_path), [])
 
     with ThreadPoolExecutor(1) as pool:
-        started = pool.submit(copier).result()
-    assert os.sched_getaffinity(started._process.pid) == cores
-    assert not started.end()
-
-
-def test_a_point_that_is_put_off_has_no_number_of_anothers(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    progress = Progress(3)
-    progress.skip(point(1), "completed already")
-    progress.beside().put_off(point(2), "another process is running it")
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("[1/3] ")
-    assert not second.startswith("[")
-
-
-def wait_for(condition: Callable[[], bool], timeout: float = 90) -> None:
-    ends = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-
-
-def wait_for_epochs(cwd: Path, num_runs: int) -> None:
-    def of_runs() -> Iterator[bool]:
-        for path in cwd.glob("results/s/*/metrics.jsonl"):
-            yield any(record["type"] == "epoch" for record in read_records(path)[0])
-
-    wait_for(lambda: sum(of_runs()) == num_runs)
+        pool.submit(begin).result()
+    (tracker,) = (
+        one for one in psutil.Process().children() if "bsweep.trackers.live" in one.cmdline()
+    )
+    assert os.sched_getaffinity(tracker.pid) == cores
+    live.end()
 
 
 FAILING = """
@@ -231,25 +170,15 @@ if sys.orig_argv[-2:-1] == ["bsweep.train.worker"]:
 
 def test_a_point_that_fails_is_retried_and_stops_no_other(tmp_path: Path) -> None:
     env = imported_first(tmp_path, FAILING)
-    given = ("launch.parallel=auto", "launch.retries=1", "study=s", *POINT)
-    result = bsweep(
-        "run",
-        "-m",
-        "local_batch=8,16,4",
-        "epochs=2",
-        *given,
-        cwd=tmp_path,
-        env=env,
-    )
+    grid = ("-m", "local_batch=8,16,4", "epochs=2", "study=s", *POINT)
+    given = ("launch.parallel=auto", "launch.retries=1")
+    result = bsweep("run", *grid, *given, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
     assert ends == {8: "failed", 16: "completed", 4: "completed"}
     assert result.stderr.count("b8_w1_allreduce_s0") == 2, "it was tried twice"
-    assert {line[:6] for line in result.stderr.splitlines() if line.startswith("[")} == {
-        "[1/3] ",
-        "[2/3] ",
-        "[3/3] ",
-    }
+    numbered = [line for line in result.stderr.splitlines() if line.startswith("[")]
+    assert {line[:6] for line in numbered} == {"[1/3] ", "[2/3] ", "[3/3] "}
 
 
 def sized(monkeypatch: pytest.MonkeyPatch, num_cores: int, num_gpus: int = 0) -> None:
@@ -257,62 +186,44 @@ def sized(monkeypatch: pytest.MonkeyPatch, num_cores: int, num_gpus: int = 0) ->
     monkeypatch.setattr(seats, "num_cores", lambda: num_cores)
     monkeypatch.setattr(seats, "usable_cores", lambda: tuple(range(num_cores)))
     monkeypatch.setattr(seats, "num_gpus", lambda device: 0 if device == "cpu" else num_gpus)
-
-
-class Pool(ThreadPoolExecutor):
-    """Runs nothing: whoever asked says how a point ends."""
-
-    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
-        return Future()
-
-
-def crew_of(*configs: Any, run_one: Any = None) -> parallel._Crew:
-    return parallel._Crew(configs, Progress(len(configs)), run_one)
-
-
-def end_all(crew: parallel._Crew, error: Exception | None = None) -> None:
-    for future in crew.running:
-        future.set_exception(error) if error else future.set_result("completed")
-    crew.wait(Signals())
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
 
 
 def test_nothing_begins_once_a_signal_has_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sized(monkeypatch, 8)
-    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
-    crew, signals = crew_of(point(1, *given), point(2, *given), point(3, *given)), Signals()
-    pool = Pool()
+    started = []
 
-    def submit(*_: Any) -> Future[str]:
-        signals.ask_all()
-        return Future()
+    def run_one(config: RunConfig, *_: Any) -> str:
+        started.append(config)
+        signal.raise_signal(signal.SIGINT)
+        return "interrupted"
 
-    monkeypatch.setattr(pool, "submit", submit)
-    crew.start_what_fits(pool, signals)
-    assert len(crew.running) == 1
+    sized(monkeypatch, 1)
+    configs = [point(1, f"results_dir={tmp_path}", f"seed={seed}") for seed in range(3)]
+    with pytest.raises(KeyboardInterrupt):
+        parallel.run_at_once(configs, Progress(3), run_one)
+    assert started == configs[:1]
 
 
 def test_a_point_that_cannot_be_skipped_or_run_fails_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def result_of(config: Any) -> str | None:
+    def result_of(config: RunConfig) -> str | None:
         if config.num_workers == 1:
             raise Newer("written by a newer bsweep")
         return "completed" if config.num_workers == 2 else None
 
-    def run_one(*_: Any) -> str:
+    def run_one(config: RunConfig, *_: Any) -> str:
+        if config.num_workers == 4:
+            return "completed"
         raise RuntimeError("nobody expects it")
 
     sized(monkeypatch, 8)
     monkeypatch.setattr(attempts, "result_of", result_of)
-    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
-    crew = crew_of(*(point(count, *given) for count in (1, 2, 3)), run_one=run_one)
-    crew.start_what_fits(Pool(), Signals())
-    assert [one.place for one in crew.running.values()] == [2]
-    assert not crew.waiting
-    end_all(crew, RuntimeError("neither this"))
-    assert crew.statuses == {0: "failed", 1: "failed", 2: "failed"}
+    configs = [point(count, "launch.threads_per_worker=1") for count in (1, 2, 3, 4)]
+    statuses = parallel.run_at_once(configs, Progress(4), run_one)
+    assert statuses == ["failed", "failed", "failed", "completed"]
     said = capsys.readouterr().err
     assert said.count("a point could not be run") == 3
     assert said.count("RuntimeError: ") == 2, "of Newer a line is enough"
@@ -328,30 +239,7 @@ def test_signals_are_left_alone_by_threads_that_none_comes_to() -> None:
     assert handler() != signal.getsignal(signal.SIGINT)
 
 
-def test_points_with_a_result_need_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sized(monkeypatch, 2)
-    given = (f"results_dir={tmp_path}", "launch.threads_per_worker=1")
-    configs = [point(1, *given), point(1, *given, "seed=1"), point(2, *given)]
-    started: list[str] = []
-    for how in ("_run_at_once", "_run_in_turn"):
-
-        def start(_: object, places: Sequence[int], how: str = how) -> list[str]:
-            started.append(how)
-            return ["completed"] * len(places)
-
-        monkeypatch.setattr(sweep.Sweep, how, start)
-    for results in (0, 1):
-        monkeypatch.setattr(
-            attempts,
-            "result_of",
-            lambda config, of=results: "completed" if config.seed < of else None,
-        )
-        with sweep.Sweep(configs, ()) as points:
-            assert points.run() == ["completed"] * 3
-    assert started == ["_run_at_once", "_run_in_turn"]
-
-
-def point(num_workers: int = 1, *overrides: str) -> Any:
+def point(num_workers: int = 1, *overrides: str) -> RunConfig:
     return compose(
         "local_batch=8", f"num_workers={num_workers}", "launch.parallel=auto", *overrides
     )
@@ -391,16 +279,11 @@ def test_a_point_on_gpus_takes_as_many_and_their_part_of_the_cores(
 def test_workers_of_a_pinned_point_see_its_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     launch = point().launch
-    Seats((0,), ("5", "7")).take()
-    assert (
-        environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)["CUDA_VISIBLE_DEVICES"]
-        == "5,7"
-    )
-    Seats((0,), ()).take()
-    assert (
-        environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)["CUDA_VISIBLE_DEVICES"]
-        == "2,5,7"
-    )
+    assert isinstance(launch, ProcessesConfig)
+    for gpus, seen in ((("5", "7"), "5,7"), ((), "2,5,7")):
+        Seats((0,), gpus).take()
+        found = environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)
+        assert found["CUDA_VISIBLE_DEVICES"] == seen
 
 
 def test_points_without_room_for_two_run_in_turn_with_a_note(
@@ -409,7 +292,7 @@ def test_points_without_room_for_two_run_in_turn_with_a_note(
     sized(monkeypatch, 2)
     assert not parallel.is_possible([point(1), point(2)])
     said = parallel.why_not([point(1), point(2)])
-    assert "this machine's 2 cores have no room for two" in said
+    assert "2 cores" in said
     assert "launch.threads_per_worker=1" in said
     narrow = [point(1, "launch.threads_per_worker=1"), point(2, "launch.threads_per_worker=1")]
     assert not parallel.is_possible(narrow)
@@ -417,31 +300,20 @@ def test_points_without_room_for_two_run_in_turn_with_a_note(
     assert parallel.is_possible([*narrow, narrow[0]])
     assert not parallel.why_not([*narrow, narrow[0]])
     assert not parallel.why_not(narrow[:1]), "one point has no others"
-    assert not parallel.is_possible(
-        [*narrow, compose("local_batch=8", "launch.threads_per_worker=1")]
-    )
+    alone = compose("local_batch=8", "launch.threads_per_worker=1")
+    assert not parallel.is_possible([*narrow, alone])
     sized(monkeypatch, 8, num_gpus=1)
-    assert "this machine's 1 GPU and 8 cores have no room for two points." in parallel.why_not(
-        [point(1), point(1)]
-    )
+    assert "1 GPU and 8 cores" in parallel.why_not([point(1), point(1)])
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("launch.parallel=0",), "launch.parallel=0: use auto or a number of points"),
-        (("launch.parallel=all",), "launch.parallel=all: use auto or a number of points"),
-        (
-            ("launch.parallel=2", "launch.hosts='h1:1,h2:1'"),
-            "launch.parallel=2 with launch.hosts=h1:1,h2:1",
-        ),
+        (("launch.parallel=0",), "launch.parallel=0: use auto"),
+        (("launch.parallel=2", "launch.hosts='h1:1,h2:1'"), "with launch.hosts=h1:1,h2:1"),
         (
             ("launch=inline", "strategy=single", "+launch.parallel=2"),
             "only launch=horovodrun or torchrun has this key",
-        ),
-        (
-            ("launch=srun", "strategy=allreduce", "+launch.parallel=2"),
-            "only launch=horovodrun or torchrun has",
         ),
     ],
 )
@@ -452,27 +324,19 @@ def test_what_cannot_run_at_once_is_refused(overrides: tuple[str, ...], said: st
 
 
 def test_points_at_once_are_refused_inside_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    env = {
-        "HOROVOD_RANK": "0",
-        "HOROVOD_SIZE": "1",
-        "HOROVOD_LOCAL_RANK": "0",
-        "HOROVOD_LOCAL_SIZE": "1",
-    }
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    from bsweep.launch import check_machine
-
+    for name, value in {"RANK": 0, "SIZE": 1, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}.items():
+        monkeypatch.setenv(f"HOROVOD_{name}", str(value))
     with pytest.raises(ValueError, match=r"launch\.parallel inside horovodrun"):
-        check_machine(point(1, "strategy=horovod"))
+        launch.check_machine(point(1, "strategy=horovod"))
 
 
 def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:
-    assert (
-        compose("local_batch=8", "launch.parallel=auto").run_id == compose("local_batch=8").run_id
-    )
+    """It has the same id, and takes as long where it is alone."""
+    assert commands.planned(point()) == commands.planned(compose("local_batch=8"))
 
 
 BESIDE = {**META, "beside_others": True}
+SHOWN = ("accuracy_by_epoch", "time_by_batch", "throughput_and_speedup", "accuracy_by_time")
 
 
 @pytest.mark.full
@@ -498,21 +362,18 @@ def test_times_of_parallel_points_are_left_out_but_accuracies_stay(
     assert cells["train_seconds"].isna().tolist() == [True, False, False]
     assert [len(seconds) for seconds in cells["train_seconds_points"]] == [0, 1, 1]
     assert of_whole["train_seconds"].notna().all()
-    for name in ("time_by_batch", "throughput_and_speedup", "accuracy_by_time", "seconds_per_step"):
+    for name in SHOWN:
         shown = plots.FIGURES[name].table(study).index.get_level_values("local_batch")
-        assert set(shown) <= {16, 32}, name
-        assert len(plots.FIGURES[name].table(whole)) >= len(shown)
-    assert set(
-        plots.FIGURES["accuracy_by_epoch"].table(study).index.get_level_values("local_batch")
-    ) == {8, 16, 32}
+        batches = {8, 16, 32} if name == "accuracy_by_epoch" else {16, 32}
+        assert set(shown) == batches, name
     timed = observed(study, target_of(accuracy=0.5)).timings()
     assert sorted(timing.cell.local_batch for timing in timed) == [16, 32]
-    (said,) = prediction._of_times_beside_others(observed(study, target_of(accuracy=0.5)))
-    assert said.startswith("4 runs shared the machine with other runs")
     assert len(observed(whole, target_of(accuracy=0.5)).timings()) == 6
     reached = analysis.time_to_target(study, 0.5)
     assert set(reached.index.get_level_values("local_batch")) == {16, 32}
     assert reached["reached"].all()
+    warnings = package.predict(study, 0.75, workers=[1]).warnings
+    assert any(line.startswith("4 runs shared the machine") for line in warnings)
 
 
 @pytest.mark.full
@@ -520,26 +381,11 @@ def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path)
     for batch in (8, 64):
         write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
     study = package.load(tmp_path / "s")
-    assert {"accuracy_by_epoch", "accuracy_and_loss_by_batch"} <= drawn(study)
-    assert not {
-        "time_by_batch",
-        "throughput_and_speedup",
-        "accuracy_by_time",
-        "time_to_target",
-    } & drawn(study)
+    tables = {name: figure.table(study) for name, figure in plots.FIGURES.items() if name in SHOWN}
+    assert [name for name, table in tables.items() if len(table)] == ["accuracy_by_epoch"]
     lines = analysis.headlines(study)
     assert lines[0].startswith("Most accurate: local batch 64 on 1 worker")
     assert not any("Fastest" in one for one in lines)
-    write_data(study, tmp_path)
-    again = package.load(tmp_path)
-    assert again.runs["train_seconds"].isna().all()
-    assert again.runs["test_accuracy"].notna().all()
-
-
-@pytest.mark.full
-def test_a_study_timed_beside_others_alone_says_why_nothing_is_predicted(tmp_path: Path) -> None:
-    for batch in (8, 64):
-        write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
     with pytest.raises(
         ValueError, match=r"other runs \(launch\.parallel\).*launch\.parallel=1.*beside=True"
     ):
@@ -577,64 +423,29 @@ def test_no_time_of_a_point_is_estimated_by_those_beside_others(tmp_path: Path) 
     ]
 
 
-def test_points_at_once_are_of_the_kind_of_points_alone() -> None:
-    one, at_once = (
-        compose("local_batch=8", f"launch.parallel={most}").launch for most in (1, "auto")
-    )
-    assert commands._kind(one) == commands._kind(at_once)
+@pytest.mark.parametrize("meta", [META, BESIDE])
+def test_a_run_that_goes_on_from_one_beside_others_says_so(
+    tmp_path: Path, meta: dict[str, Any]
+) -> None:
+    source = RunPaths(write_run(tmp_path / "s", local_batch=8, meta=meta))
+    save_checkpoint(source)
+    branch = RunPaths(tmp_path / "branch")
+    branch.folder.mkdir()
+    branching.begin(compose("local_batch=16", f"resume_from={source.folder}"), branch)
+    assert bool(read_meta(branch).get("beside_others")) == (meta is BESIDE)
 
 
-def test_a_run_that_goes_on_from_one_beside_others_says_so(tmp_path: Path) -> None:
-    for seed, meta in enumerate((META, BESIDE)):
-        source = RunPaths(write_run(tmp_path / "s", local_batch=8, seed=seed, meta=meta))
-        checkpoint = checkpoint_at(source, 1, 8)
-        checkpoint.folder.mkdir(parents=True)
-        records = source.metrics.read_bytes()
-        checkpoint.complete(
-            {
-                "num_steps": 1,
-                "epoch": 1,
-                "position": 8,
-                "num_workers": 1,
-                "metrics_bytes": len(records),
-                "metrics_crc32": zlib.crc32(records),
-                "sha256": {},
-                "time": 0.0,
-                "train_seconds": 1.5,
-            }
-        )
-        branch = RunPaths(tmp_path / f"branch{seed}")
-        branch.folder.mkdir()
-        branching.begin(compose("local_batch=16", f"resume_from={source.folder}"), branch)
-        assert bool(read_meta(branch).get("beside_others")) == (meta is BESIDE)
-
-
-def drawn(study: Study) -> set[str]:
-    """The figures that need no fit, of those for which a study has the numbers."""
-    names = list(plots.FIGURES)
-    return {
-        name
-        for name in names[names.index("accuracy_by_time") :]
-        if len(plots.FIGURES[name].table(study))
-    }
-
-
-@pytest.mark.full(but=1)
+@pytest.mark.full
 @pytest.mark.parametrize("flags", [(), ("--beside",)])
 def test_a_report_says_how_many_times_are_left_out(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    flags: tuple[str, ...],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
 ) -> None:
     write_run(tmp_path / "s", local_batch=8, meta=BESIDE)
-    written: list[tuple[Study, str]] = []
-    monkeypatch.setattr(
-        report, "_write_files", lambda study, _, command, *__: written.append((study, command))
-    )
     assert report_command.run([str(tmp_path / "s"), *flags]) == 0
-    ((study, command),) = written
-    assert study.runs["train_seconds"].isna().all() == (not flags)
-    assert command.endswith(" ".join(["/s", *flags]))
+    written = tmp_path / "s/report"
+    left = package.load(written, beside=True).runs
+    assert left["test_accuracy"].notna().all()
+    assert left["train_seconds"].isna().all() == (not flags)
+    assert " ".join(["/s", *flags]) + "<" in (written / "report.html").read_text()
     said = "1 run shared the machine with other runs (launch.parallel). The times of such runs are"
     assert capsys.readouterr().err.count(said) == (not flags)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bsweep.compose import hydra_grid, overrides
-from bsweep.config.launch import HorovodrunConfig
 from bsweep.core.ranks import Place
-from bsweep.launch import environment
-from bsweep.runlog.checkpoint_files import checkpoint_at
 from bsweep.runlog.files import RunPaths
 from bsweep.study import branching, commands
 from bsweep.train import worker
 from tests.support.running import TINY, bsweep, compose
+from tests.support.saved import save_checkpoint
 
 MODEL = """\
 import os, torch
@@ -29,15 +26,8 @@ def build(num_classes, shape):
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(size, num_classes))
 """
 ALONE = ("launch=inline", "strategy=single", "launch.threads_per_worker=1")
-POINT = (
-    *ALONE,
-    "local_batch=8",
-    "epochs=1",
-    "study=s",
-    "model=own",
-    "model.target=mine.py:build",
-    *TINY,
-)
+OWN = ("model=own", "model.target=mine.py:build")
+POINT = (*ALONE, "local_batch=8", "epochs=1", "study=s", *OWN, *TINY)
 
 
 @pytest.fixture
@@ -91,26 +81,12 @@ def test_files_beside_a_run_hide_no_module(tmp_path: Path, monkeypatch: pytest.M
     assert str(paths.own) not in sys.path
 
 
-def test_launchers_look_for_no_module_in_a_recorded_folder() -> None:
-    """Neither do processes on other hosts."""
-    launch = compose("local_batch=8").launch
-    assert isinstance(launch, HorovodrunConfig)
-    shown = environment.in_the_open({"PYTHONSAFEPATH": "1"}, launch)
-    assert shown["PYTHONSAFEPATH"] == "1"
-
-
 def test_a_branch_has_the_modes_of_the_umask_not_of_its_source(tmp_path: Path) -> None:
     source, branch = RunPaths(tmp_path / "source"), RunPaths(tmp_path / "branch")
-    saved = checkpoint_at(source, epoch=1, position=8)
-    saved.folder.mkdir(parents=True)
+    saved = save_checkpoint(source)
     (saved.folder / "shared.pt").touch(mode=0o600)
     saved.folder.chmod(0o700)
     source.metrics.touch()
-    facts: dict[str, Any] = {
-        "epoch": 1, "position": 8, "num_steps": 1, "num_workers": 1,
-        "metrics_bytes": 0, "metrics_crc32": 0, "sha256": {}, "train_seconds": 0.5, "time": 0
-    }  # fmt: skip
-    saved.complete(facts)
     branch.folder.mkdir()
     branching.begin(compose("local_batch=2", f"resume_from={source.folder}"), branch)
     (copied,) = branch.checkpoints.iterdir()

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,27 +20,16 @@ import bsweep as package
 from bsweep import analysis
 from bsweep.cli import run
 from bsweep.launch import failure
-from bsweep.runlog.checkpoint_files import checkpoint_at
-from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.files import RunPaths
 from bsweep.runlog.summary import ended
-from bsweep.study import attempts, attendance, states
+from bsweep.study import attendance, states
+from tests.study.test_run import runs
 from tests.support.running import TINY, bsweep, compose, ran_ok
 from tests.support.synthetic_study import META, write_run, write_study
 
-GRID = (
-    "-m",
-    "local_batch=8,16",
-    "num_workers=1",
-    "launch=inline",
-    "strategy=single",
-    *TINY,
-    "model=tiny_cnn",
-)
-SHORT = (*GRID, "epochs=1", "study=s", "precision=fp32", "channels_last=false")
-
-
-def runs(folder: Path) -> list[RunPaths]:
-    return [RunPaths(path.parent) for path in sorted(folder.glob("*/config.yaml"))]
+ALIKE = (*TINY, "model=tiny_cnn", "study=s", "precision=fp32", "channels_last=false")
+SHORT = ("-m", "local_batch=8,16", "epochs=1", "launch=inline", "strategy=single", *ALIKE)
+PAIR = ("run", "num_workers=2", "local_batch=2", *ALIKE)
 
 
 @pytest.mark.full
@@ -49,7 +37,7 @@ def test_a_damaged_run_is_named_and_repeated_by_the_same_sweep(
     tmp_path: Path,
 ) -> None:
     ran_ok("run", *SHORT, cwd=tmp_path)
-    broken, sound = runs(tmp_path / "results/s")
+    broken, sound = runs(tmp_path)
     for path in (broken.metrics, broken.summary, broken.meta, broken.config):
         path.write_bytes(b"")
     study = package.load(tmp_path / "results/s")
@@ -67,10 +55,9 @@ def test_a_damaged_run_is_named_and_repeated_by_the_same_sweep(
     assert not package.load(tmp_path / "results/s").skipped
 
 
-@pytest.mark.parametrize("status", ["completed", "diverged", "out_of_memory"])
-def test_a_result_that_cannot_be_read_is_none(status: str, tmp_path: Path) -> None:
-    paths = RunPaths(write_run(tmp_path / "s", local_batch=8, status=status))
-    assert ended(paths) == status
+def test_a_result_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    paths = RunPaths(write_run(tmp_path / "s", local_batch=8, status="diverged"))
+    assert ended(paths) == "diverged"
     with paths.metrics.open("ab") as file:
         file.write(b"5\n")
     assert ended(paths) is None, "the same sweep repeats it, as the reader says"
@@ -83,75 +70,41 @@ def test_a_result_that_cannot_be_read_is_none(status: str, tmp_path: Path) -> No
         package.load(tmp_path / "s")
 
 
-@pytest.mark.parametrize(
-    ("facts", "meta"),
-    [({"metrics_bytes": "x"}, {}), ({"num_workers": None}, {}), ({}, {"launched_at": "x"})],
-)
-def test_a_checkpoint_that_cannot_be_taken_up_has_its_run_repeated(
-    facts: dict[str, Any], meta: dict[str, Any], tmp_path: Path
-) -> None:
-    sound = {
-        "epoch": 1,
-        "position": 8,
-        "num_steps": 1,
-        "num_workers": 1,
-        "metrics_bytes": 0,
-        "metrics_crc32": 0,
-        "sha256": {},
-        "train_seconds": 1.0,
-        "time": 9,
-    }
-    config = compose("local_batch=8", f"results_dir={tmp_path}")
-    paths = attempts.paths_of(config)
-    saved = checkpoint_at(paths, 1, 8)
-
-    def earlier(facts: dict[str, Any], meta: dict[str, Any]) -> attempts._Earlier:
-        saved.folder.mkdir(parents=True, exist_ok=True)
-        paths.metrics.touch()
-        write_json(paths.meta, {"launched_at": 2.0} | meta)
-        saved.complete(sound | facts)
-        return attempts._prepare_folder(config, paths)
-
-    assert earlier({}, {}) == attempts._Earlier(wall_seconds=7)
-    assert saved.folder.exists()
-    repeated = earlier(facts, meta)
-    assert repeated.wall_seconds == 0
-    assert "the run starts from its beginning" in repeated.damage[0]
-    assert not saved.folder.exists()
-
-
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder],
-        capture_output=True,
-        check=False,
-    )
-    if mount.returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("no tmpfs may be mounted here")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-@pytest.mark.full
-def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk: Path) -> None:
-    ran_ok("run", *SHORT, f"results_dir={tiny_disk}", "local_batch=8", cwd=tiny_disk.parent)
-    ballast = tiny_disk / "ballast"
+def fill(disk: Path) -> Path:
+    """Leave no space on a disk; return what takes it."""
+    ballast = disk / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while file.write(b"x" * 512):
             pass
-    full = bsweep("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
+    return ballast
+
+
+@pytest.mark.full
+def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk: Path) -> None:
+    cwd, there = tiny_disk.parent, f"results_dir={tiny_disk}"
+    ran_ok("run", *SHORT, there, "local_batch=8", cwd=cwd)
+    ballast = fill(tiny_disk)
+    full = bsweep("run", *SHORT, there, cwd=cwd)
     assert full.returncode == 1, full.stderr
     assert f"no space left for {tiny_disk}/s/" in full.stderr
-    assert "Free some space there, or give another" in full.stderr
+    assert "Free some space there" in full.stderr
     assert full.stderr.count("completed already") == 1
     assert "Traceback" not in full.stderr
     assert len(package.load(tiny_disk / "s").runs) >= 1
     for state in states.read_states(tiny_disk / "s").values():
         assert f" {state.status}" in full.stderr, "the console and the files say the same"
-    report = bsweep("report", str(tiny_disk / "s"), cwd=tiny_disk.parent)
+    report = bsweep("report", str(tiny_disk / "s"), cwd=cwd)
     assert report.returncode == 2
     assert f"no space left for {tiny_disk}/s/report. Free some" in report.stderr
     # Its launcher had no room for what it had to say.
@@ -159,22 +112,16 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
     launcher = failure.outcome(compose("local_batch=8"), silent, [], Path(os.devnull), [120])
     assert f"no space left for {silent.logs}. Free some space there" in launcher.message
     ballast.unlink()
-    again = ran_ok("run", *SHORT, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
+    again = ran_ok("run", *SHORT, there, cwd=cwd)
     assert again.stderr.count("completed already") == 1, again.stderr
     assert package.load(tiny_disk / "s").runs["status"].tolist() == ["completed"] * 2
-
-
-PAIR = (
-    *("run", "num_workers=2", "local_batch=2", "precision=fp32", "channels_last=false"),
-    *(*TINY, "model=tiny_cnn"),
-)
 
 
 @pytest.mark.full
 def test_a_full_disk_is_named_when_workers_have_no_room_to_say_so(tiny_disk: Path) -> None:
     (tiny_disk / "ballast").write_bytes(bytes(200_000))
     point = ("strategy=allreduce", "epochs=100", "log_every_steps=1", "checkpoint_every=null")
-    full = bsweep(*PAIR, *point, f"results_dir={tiny_disk}", "study=s", cwd=tiny_disk.parent)
+    full = bsweep(*PAIR, *point, f"results_dir={tiny_disk}", cwd=tiny_disk.parent)
     assert full.returncode == 1, full.stderr
     assert f"rank 0 ended with exit code 1: no space left for {tiny_disk}/s/" in full.stderr
     assert "Traceback" not in full.stderr
@@ -196,19 +143,16 @@ def test_a_full_folder_for_temporary_files_is_named(
 ) -> None:
     """It is named if a worker complains of some full disk, or ends without a word."""
     monkeypatch.setenv("TMPDIR", str(tiny_disk))
-    with suppress(OSError), (tiny_disk / "ballast").open("wb", buffering=0) as file:
-        while file.write(b"x" * 512):
-            pass
+    fill(tiny_disk)
     paths = RunPaths(tmp_path / "run")
     paths.rank_logs(0).mkdir(parents=True)
     remedy = (
         f"no space left for {tiny_disk}. Free some space there, or name another folder by TMPDIR"
     )
+    config, nothing = compose("local_batch=8"), Path(os.devnull)
 
     def message(code: int) -> str:
-        return failure.outcome(
-            compose("local_batch=8"), paths, [(0, code)], Path(os.devnull)
-        ).message
+        return failure.outcome(config, paths, [(0, code)], nothing).message
 
     stderr = paths.rank_logs(0) / "stderr"
     for said in ("", f"OSError: [Errno 28] {os.strerror(errno.ENOSPC)}: 'x'"):
@@ -241,55 +185,42 @@ def test_a_folder_without_locks_is_refused(
     monkeypatch.chdir(tmp_path)
     assert run.run(list(SHORT)) == 2
     assert "results/s/.sweeps: this file system has no locks (flock)" in capsys.readouterr().err
-    assert not runs(tmp_path / "results/s")
+    assert not runs(tmp_path)
 
 
 def test_runs_that_do_not_compare_are_refused_by_name_unless_mixed(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
     other = META | {"cpu": "Other CPU", "python": "3.13.1", "versions": {"torch": "2.12.1+cpu"}}
-    alone = write_run(study, local_batch=32, meta=other).name
+    alone = write_run(study, local_batch=8, seed=1, meta=other).name
     refused = bsweep("report", str(study), cwd=tmp_path)
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
-    assert (
-        f"hardware: Test CPU, 2 cores (2 runs); Other CPU, 2 cores (1 run: {alone})"
-        in refused.stderr
-    )
+    assert f"Test CPU, 2 cores (2 runs); Other CPU, 2 cores (1 run: {alone})" in refused.stderr
     assert f"torch: 2.13 (2 runs); 2.12 (1 run: {alone})" in refused.stderr
     assert "--mix" in refused.stderr
     with pytest.raises(ValueError, match="mix=True"):
         package.load(study)
     mixed = package.load(study, mix=True)
-    assert len(mixed.runs) == 3
     assert any("different torch" in line for line in mixed.warnings)
-
-
-def test_runs_of_different_torch_are_never_averaged(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
-    write_run(study, local_batch=8, seed=1, meta=META | {"versions": {"torch": "2.13.1+cpu"}})
-    write_run(study, local_batch=8, seed=2, meta=META | {"versions": {"torch": "2.12.1"}})
-    cells = analysis.cells(package.load(study, mix=True).runs)
-    assert cells.index.get_level_values("torch").tolist() == ["2.12", "2.13"]
-    assert cells["n"].tolist() == [1, 2]
+    assert analysis.cells(mixed.runs)["n"].tolist() == [1, 1, 1], "they are never averaged"
 
 
 def test_patches_and_what_was_asked_for_are_no_mixture(tmp_path: Path) -> None:
-    for batch, precision in ((8, "fp32"), (16, "bf16")):
+    study = write_study(tmp_path / "s", local_batches=(32,), num_workers=(1,))
+    patched = META | {"versions": {"torch": "2.13.1"}, "commit": "other"}
+    for seed, precision, meta in ((0, "fp32", META), (1, "fp32", patched), (0, "bf16", META)):
         write_run(
-            tmp_path / "s",
-            local_batch=batch,
+            study,
+            local_batch=8,
+            seed=seed,
             settings={"precision": precision},
             precision=precision,
+            meta=meta,
         )
-    write_run(
-        tmp_path / "s",
-        local_batch=32,
-        meta=META | {"versions": {"torch": "2.13.1"}, "commit": "other"},
-    )
-    assert len(package.load(tmp_path / "s").runs) == 3
-    write_run(tmp_path / "s", local_batch=64, precision="bf16")
+    assert sorted(analysis.cells(package.load(study).runs)["n"]) == [1, 1, 2]
+    write_run(study, local_batch=64, precision="bf16")
     with pytest.raises(ValueError, match=r"precision on \w+: fp32 \(1 run\); bf16 \(1 run: b64"):
-        package.load(tmp_path / "s")
+        package.load(study)
 
 
 def test_the_published_studies_compare() -> None:

@@ -126,18 +126,14 @@ def run(
     loop.train = spying_train
     job = worker.train(config, RunPaths(folder), place)
     records = _whole_record(RunPaths(folder))
+    kinds = ("epoch", "step", "round", "noise_scale", "evaluation", "event")
     return {
+        **{f"{kind}s": [record for record in records if record["type"] == kind] for kind in kinds},
         "parameters": trained[0],
         "seen": seen,
         "moved": _moved(job, trained[0]),
         "num_vectors": num_vectors[0],
         "start": next(record for record in records if record["type"] == "start"),
-        "epochs": [record for record in records if record["type"] == "epoch"],
-        "steps": [record for record in records if record["type"] == "step"],
-        "rounds": [record for record in records if record["type"] == "round"],
-        "noise_scales": [record for record in records if record["type"] == "noise_scale"],
-        "evaluations": [record for record in records if record["type"] == "evaluation"],
-        "events": [record for record in records if record["type"] == "event"],
         "scale": float(job.vector.scale.factor) if job.vector.scale else None,
         "buffers": [buffer.cpu().clone() for buffer in job.model.buffers()],
         "in_buckets": getattr(job.training_model, "gradient_as_bucket_view", None),

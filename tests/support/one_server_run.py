@@ -96,7 +96,7 @@ def work(config: RunConfig, case: Case, place: Place, paths: RunPaths) -> dict[s
     vector = make_vector(seed=place.rank)  # worker 0's must reach all
     optimizer = optim.build(config.optimizer, vector)
     strategy.prepare(vector, optimizer)
-    parameters, traffic, seconds = [vector.parameters.clone()], [], []
+    parameters, traffic = [vector.parameters.clone()], []
     try:
         for epoch in range(case.epochs):
             for step in range(epoch * case.steps, (epoch + 1) * case.steps):
@@ -105,9 +105,7 @@ def work(config: RunConfig, case: Case, place: Place, paths: RunPaths) -> dict[s
                     raise ArithmeticError("broken on purpose")
                 vector.gradients.copy_(gradient(vector, case, place.rank, step))
                 optim.set_learning_rate(optimizer, learning_rate(config, step))
-                start = time.perf_counter()
                 strategy.step()
-                seconds.append(time.perf_counter() - start)
             strategy.end_round(epoch + 1, torch.zeros(3), 1, ends_epoch=True)
             parameters.append(vector.parameters.clone())
             traffic.append(dataclasses.asdict(strategy.traffic()))
@@ -117,7 +115,7 @@ def work(config: RunConfig, case: Case, place: Place, paths: RunPaths) -> dict[s
     finally:
         strategy.close()
     assert not optimizer.state, "only servers keep optimizer state"
-    return {"parameters": parameters, "traffic": traffic, "seconds": seconds}
+    return {"parameters": parameters, "traffic": traffic}
 
 
 def _break_server(case: Case, rank: int) -> None:

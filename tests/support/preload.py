@@ -1,15 +1,13 @@
-"""Libraries that stand before libc in processes of the tests: a clock that is wrong, and a file
-system that hosts share.
-"""
+"""A library that stands before libc in processes of the tests: a clock that is wrong."""
 
 from __future__ import annotations
 
 import platform
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support.running import preloaded
 
 _CLOCK = r"""
 #define _GNU_SOURCE
@@ -50,14 +48,7 @@ def clock_of(folder: Path, host: str = "") -> Path:
 def clock(folder: Path) -> dict[str, str]:
     """Variables of processes whose clock is ahead by what the file `clock_of` their host says."""
     clock_of(folder).write_text("0")
-    return {"LD_PRELOAD": str(_compiled(folder, "clock", _CLOCK))}
-
-
-def _compiled(folder: Path, name: str, source: str) -> Path:
-    if not shutil.which("cc"):
+    variables = preloaded(folder / "clock.so", _CLOCK.replace("FOLDER", f'"{folder}"'))
+    if not variables:
         pytest.skip("no C compiler")
-    library, file = folder / f"{name}.so", folder / f"{name}.c"
-    file.write_text(source)
-    options = ["-shared", "-fPIC", "-O1", f'-DFOLDER="{folder}"']
-    subprocess.run(["cc", *options, "-o", str(library), str(file), "-ldl"], check=True)
-    return library
+    return variables

@@ -282,14 +282,8 @@ class Forks:
         asks = shlex.join(
             [sys.executable, "-S", str(ROOT / "tests/support/ask_forks.py"), self.socket]
         )
-        modules = {
-            "bsweep": "bsweep",
-            "horovodrun": "horovod.runner.launch",
-        }
-        for name, module in {
-            "python": "",
-            **{name: f"-m {module}" for name, module in modules.items()},
-        }.items():
+        modules = {"python": "", "bsweep": "-m bsweep", "horovodrun": "-m horovod.runner.launch"}
+        for name, module in modules.items():
             (folder / name).write_text(f'#!/bin/sh\nexec {asks} {module} "$@"\n')
             (folder / name).chmod(0o755)
         return popen(
@@ -299,7 +293,7 @@ class Forks:
             env={
                 "OPENBLAS_NUM_THREADS": "1",
                 "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-                **_preloaded(folder / "patient.so", _PATIENT),
+                **preloaded(folder / "patient.so", _PATIENT),
             },
         )
 
@@ -315,11 +309,11 @@ class Forks:
             self._process.wait()
 
 
-def _preloaded(library: Path, source: str) -> dict[str, str]:
+def preloaded(library: Path, source: str) -> dict[str, str]:
     """Variables with which processes have functions in C first; none without a compiler."""
     if not shutil.which("cc"):
         return {}
-    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-", "-ldl"]
     subprocess.run(command, input=source, text=True, check=True)
     return {"LD_PRELOAD": str(library)}
 

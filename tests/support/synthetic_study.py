@@ -4,6 +4,7 @@ anything.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import zlib
@@ -156,14 +157,12 @@ def write_run(
     settings: Mapping[str, Any] | None = None,
     meta: Mapping[str, Any] = META,
     num_train: int = NUM_TRAIN,
-    num_parameters: int = 11_181_642,
     num_rounds: int = 0,
     threads: int = 2,
     accuracy: float | None = None,
     precision: str = "fp32",
     device: str = "cpu",
     layer_parameters: tuple[int, ...] | None = None,
-    pieces: tuple[str, ...] | None = None,
 ) -> Path:
     """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by
     dotted name.
@@ -188,8 +187,8 @@ def write_run(
     start = Start(
         run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch,
         num_train=num_train,
-        num_test=10_000, classes=CIFAR10, num_parameters=num_parameters, tokens_per_example=None,
-        layer_parameters=layer_parameters, pieces=pieces, device=device,
+        num_test=10_000, classes=CIFAR10, num_parameters=11_181_642, tokens_per_example=None,
+        layer_parameters=layer_parameters, pieces=None, device=device,
         precision=precision, threads=threads, start_seconds=1.5,
         channels_last=config["channels_last"] is True, compile=config.get("compile") is True,
     )  # fmt: skip
@@ -231,17 +230,11 @@ def write_study(
     settings: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a full grid of completed runs and return its folder."""
-    for workers in num_workers:
-        for batch in local_batches:
-            for seed in range(seeds):
-                write_run(
-                    study,
-                    local_batch=batch,
-                    num_workers=workers,
-                    seed=seed,
-                    epochs=epochs,
-                    settings=settings,
-                )
+    for workers, batch, seed in itertools.product(num_workers, local_batches, range(seeds)):
+        write_run(
+            study, local_batch=batch, num_workers=workers, seed=seed, epochs=epochs,
+            settings=settings,
+        )  # fmt: skip
     return study
 
 

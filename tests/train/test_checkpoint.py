@@ -46,7 +46,10 @@ ROUNDS = (
 )
 EVALUATIONS = ("evaluate_every_examples=37", "target_loss=2.5", "stop_at_target=false", "epochs=3")
 STAGES = ("optimizer.schedule=multistep", "optimizer.milestones=[0.3,1.3]", "optimizer.gamma=0.5")
+RAISED = ("batching=raise_instead_of_decay", *STAGES)
 OF_THREE = ((2, 4), (5, 7))  # workers, whose epochs have four steps instead of six
+BY_PASSES = ("accumulation_steps=2", "measure.noise_scale=true")
+STAGED = ("strategy=pipeline", "strategy.cuts=[1]")
 BY_NOISE = (
     "batching=noise_scale",
     "batching.every_steps=6",
@@ -79,7 +82,7 @@ def case(
     [
         case(1, "strategy=single", breaks=IN_STEP),
         case(2, "strategy=horovod", breaks=IN_STEP),
-        case(2, "strategy=horovod", "strategy.buckets=3"),
+        case(1, "strategy=single", "local_batch=4", *BY_PASSES, breaks=((14, 17),)),
         case(2, "strategy=allreduce", *EVALUATIONS, breaks=((1, 2), *IN_STEP)),
         case(2, "strategy=diloco", *ROUNDS, *EVALUATIONS, breaks=IN_ROUNDS),
         case(2, "strategy=ddp", breaks=IN_STEP[1:]),
@@ -94,13 +97,7 @@ def case(
         case(
             2, "strategy=allreduce", "optimizer=lamb", breaks=((3, 4), (6, 8)), policy="Doubling"
         ),  # nine steps in all
-        case(
-            2,
-            "strategy=horovod",
-            "batching=raise_instead_of_decay",
-            *STAGES,
-            breaks=((2, 4), (5, 6)),
-        ),
+        case(2, "strategy=horovod", *RAISED, breaks=((2, 4), (5, 6))),
         case(
             2,
             "strategy=allreduce",
@@ -133,16 +130,14 @@ def case(
             for sync in ("false", "true")
         ),
         # Measured cuts may differ from run to run, and dropout with them.
-        case(2, "strategy=pipeline", "strategy.cuts=[2]", "optimizer=adamw", breaks=IN_STEP),
+        case(2, *STAGED, "optimizer=adamw", breaks=IN_STEP),
         case(
             4,
             *("strategy=tensor", "strategy.replicas=2", *DIVIDED, "local_batch=4", *BY_NOISE),
             breaks=((11, 12),),
             policy="identified",
         ),
-        case(
-            4, *("strategy=pipeline", "strategy.replicas=2", "strategy.cuts=[1]", "optimizer=lamb")
-        ),
+        case(4, *STAGED, "strategy.replicas=2", "optimizer=lamb", "measure.noise_scale=true"),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
         case(
             3,
@@ -181,11 +176,11 @@ def test_a_run_that_was_broken_off_ends_as_one_that_never_was(
             assert torch.equal(ours["parameters"], theirs["parameters"])
             assert all(map(torch.equal, ours["buffers"], theirs["buffers"]))
             assert ours["scale"] == theirs["scale"]
-        assert reached(again[0]) == reached(whole[0])
-        assert len(reached(whole[0])) <= 1
-        assert changed(again[0]) == changed(whole[0])
-        assert changed(whole[0]) or how.get("policy") != "timed"
-        for kind in ("steps", "epochs", "rounds", "evaluations"):
+        for event in ("target_reached", "batch_changed"):
+            assert events(again[0], event) == events(whole[0], event)
+        assert len(events(whole[0], "target_reached")) == ("target_loss=2.5" in overrides)
+        assert events(whole[0], "batch_changed") or how.get("policy") != "timed"
+        for kind in ("steps", "epochs", "rounds", "evaluations", "noise_scales"):
             assert untimed(again[0][kind]) == untimed(whole[0][kind])
         for ours, theirs in zip(again[0]["epochs"], whole[0]["epochs"], strict=True):
             assert untimed(ours.get("stage_loads") or []) == untimed(
@@ -193,14 +188,8 @@ def test_a_run_that_was_broken_off_ends_as_one_that_never_was(
             )
 
 
-def reached(run: dict[str, Any]) -> list[str]:
-    """What was said of its target."""
-    return [event["message"] for event in run["events"] if event["event"] == "target_reached"]
-
-
-def changed(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was decided about its batch."""
-    return untimed([event for event in run["events"] if event["event"] == "batch_changed"])
+def events(run: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return untimed([event for event in run["events"] if event["event"] == name])
 
 
 def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -217,6 +206,20 @@ def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 _MEASURED_TOO = ("time", "servers", "worker_memory", "stage_loads", "bubble")
 _MEASURED = ("_seconds", "_joules", "_per_second", "_p50", "_p95", "_memory_bytes")
+
+
+def test_a_cursor_goes_on_from_what_it_shared() -> None:
+    cursor = Cursor.of(torch.device("cpu"), 90)
+    cursor.begin_epoch()
+    cursor.position, cursor.step_seconds = 45, [0.5, 1.5]
+    cursor.add_evaluation((None, 0.5), "reached")
+    again = Cursor.of(torch.device("cpu"), 90, **cursor.shared())
+    assert again.shared() == cursor.shared()
+    assert (again.epochs_done(), again.num_examples, again.ends_epoch) == (1.5, 135, False)
+    assert again.evaluated_examples == 135
+    assert again.epochs_done(45) == 2
+    again.begin_epoch()
+    assert (again.epoch, again.position, again.train_seconds) == (3, 0, 2.0)
 
 
 @pytest.mark.full

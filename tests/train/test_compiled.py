@@ -12,51 +12,22 @@ import torch
 from torch import Tensor
 
 from bsweep.config.values import ConfigError
-from bsweep.core.ranks import Place
 from bsweep.numerics.compiled import Compiled
-from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
-from bsweep.train import worker
-from tests.support.running import TINY, compose
-
-SMALL = (
-    *(*TINY, "model=tiny_cnn", "precision=fp64", "channels_last=false", "local_batch=32"),
-    *("launch=inline", "strategy=single", "epochs=2", "optimizer.lr=0.5"),
-)
+from tests.support.running import compose
+from tests.train.test_steps import _threads, trained  # noqa: F401 (the fixture puts threads back)
 
 
-@pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tracing of torch.compile without the minutes of its C++ compiler."""
-    traced = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
-    monkeypatch.setattr(torch, "compile", traced)
-
-
-def trained(folder: Path, *words: str) -> tuple[Tensor, list[dict[str, Any]]]:
-    folder.mkdir()
-    job = worker.train(compose(*SMALL, *words), RunPaths(folder), Place())
-    return job.vector.parameters.clone(), list(read_records(RunPaths(folder).metrics)[0])
-
-
-def same_training(folder: Path, *words: str) -> None:
+@pytest.mark.full
+def test_compiled_steps_train_the_same_model(tmp_path: Path) -> None:
     """Two epochs of full steps and a smaller last one, all compiled before the first."""
-    plain, (before, *_) = trained(folder / "plain", *words)
-    compiled, (start, *_) = trained(folder / "compiled", *words, "compile=true")
+    words = ("channels_last=false", "accumulation_steps=2")
+    plain, (before, *_) = trained(tmp_path / "plain", *words)
+    compiled, (start, *_) = trained(tmp_path / "compiled", *words, "compile=true")
     assert (before["compile"], before["compile_seconds"]) == (False, None)
     assert start["compile"] is True
     assert start["compile_seconds"] > 0
     assert before["run_id"] != start["run_id"]
     torch.testing.assert_close(compiled, plain, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.full
-def test_compiled_steps_train_the_same_model(tmp_path: Path, quickly: None) -> None:
-    same_training(tmp_path, "accumulation_steps=2")
-
-
-@pytest.mark.full
-def test_steps_of_the_cpp_compiler_train_the_same_model(tmp_path: Path) -> None:
-    same_training(tmp_path)
 
 
 def test_other_batches_than_those_of_the_warm_up_are_not_compiled(
@@ -93,8 +64,3 @@ def test_what_cannot_be_compiled_is_refused_before_the_start() -> None:
     for words in (("strategy=ddp", "launch=torchrun"), ("launch.memory_limit_mb=[500]",)):
         with pytest.raises(ConfigError, match="compile=true with"):
             compose("local_batch=8", "compile=true", *words)
-    ids = {
-        compose("local_batch=8", *words).run_id
-        for words in ((), ("compile=false",), ("compile=true",))
-    }
-    assert len(ids) == 2

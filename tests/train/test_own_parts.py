@@ -6,11 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from torch.optim import RMSprop
 
 from bsweep import batching
-from bsweep.batching import Policy
 from bsweep.config import own
 from bsweep.config.own import Own
 from bsweep.config.run import RunConfig
@@ -19,7 +16,7 @@ from bsweep.config.values import ConfigError
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
 from bsweep.study import checks
-from tests.numerics.test_optim import make_model, train
+from tests.numerics.test_optim import make_model
 from tests.support.running import TINY, compose, ran_ok
 
 PARTS = """\
@@ -96,6 +93,12 @@ def no_policy(config):
     return 3
 """
 
+ALONE = "strategy=own strategy.target=parts.py:Alone"
+BATCHING = "batching=own batching.target"
+OPTIMIZER = "optimizer=own optimizer.target"
+SERVERS = "num_workers=4 strategy=parameter_server strategy.sharding=memory"
+ADAPTED = "num_workers=2 strategy=diloco allocation=steps_by_speed allocation.adapt_every=2"
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -107,18 +110,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def resolved(*overrides: str) -> RunConfig:
     return own.resolve(compose("local_batch=8", "model=tiny_cnn", *TINY, *overrides))
-
-
-@pytest.mark.full
-def test_torchs_optimizers_are_as_good_as_ones_own() -> None:
-    options = ("+optimizer.options.alpha=0.9", "optimizer.lr=0.01", "optimizer.weight_decay=0.1")
-    config = resolved("optimizer=own", "optimizer.target=torch.optim:RMSprop", *options)
-    checks.check_point(config)
-    plain, model = make_model(), make_model()
-    reference = RMSprop(plain.parameters(), lr=0.01, alpha=0.9, weight_decay=0.1)
-    vector = Vector(model)
-    result = train(model, optim.build(config.optimizer, vector), vector)
-    torch.testing.assert_close(result, train(plain, reference), rtol=1e-12, atol=1e-14)
 
 
 def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:
@@ -136,105 +127,47 @@ def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:
 
 
 def test_a_policy_decides_what_a_round_takes() -> None:
-    config = resolved(
-        "batching=own",
-        "batching.target=parts.py:Growing",
-        "+batching.options.times=3",
-        "num_workers=2",
-    )
-    policy = batching.build(config)
-    assert isinstance(policy, Policy)
+    words = (f"{BATCHING}=parts.py:Growing", "+batching.options.times=3", "num_workers=2")
+    policy = batching.build(resolved(*words))
     assert [share.num_examples for share in policy.shares(0.5)] == [8, 8]
-    assert [(share.num_examples, share.num_passes) for share in policy.shares(1.0)] == [
-        (24, 3),
-        (24, 3),
-    ]
+    shares = [(share.num_examples, share.num_passes) for share in policy.shares(1.0)]
+    assert shares == [(24, 3), (24, 3)]
 
 
 @pytest.mark.full(but=2)
 @pytest.mark.parametrize(
-    ("overrides", "expected"),
+    ("words", "expected"),
     [
+        (f"{OPTIMIZER}=parts.py:no_optimizer", "returned list, not a torch.optim"),
+        (f"{OPTIMIZER}=parts.py:NoRate", "param_groups have no 'lr'"),
+        (f"{OPTIMIZER}=torch.optim:SGD +optimizer.options.nesterov=1", "error(.|\n)*ValueError"),
         (
-            ("optimizer=own", "optimizer.target=parts.py:no_optimizer"),
-            "returned list, not a torch.optim",
-        ),
-        (("optimizer=own", "optimizer.target=parts.py:NoRate"), "param_groups have no 'lr'"),
-        (
-            ("optimizer=own", "optimizer.target=torch.optim:SGD", "+optimizer.options.nesterov=1"),
-            "it raised an error(.|\n)*ValueError",
-        ),
-        (("optimizer=own", "optimizer.target=torch.optim:SGDD"), "Did you mean 'SGD'"),
-        (
-            ("batching=own", "batching.target=parts.py:no_policy"),
-            "returned int, not a bsweep.batching.base.Policy",
-        ),
-        (
-            ("strategy=own", "strategy.target=parts.py:NoStrategy"),
-            "NoStrategy is not a bsweep.strategies.Strategy",
-        ),
-        (
-            ("strategy=own", "strategy.target=parts.py:Alone", "compression=topk"),
-            "Alone takes no codec",
-        ),
-        (
-            (
-                "strategy=own",
-                "strategy.target=parts.py:Sum",
-                "+strategy.options.scale=1",
-                "launch=inline",
-            ),
-            "Sum exchanges over torch.distributed, which needs processes that torchrun starts",
-        ),
-        (
-            ("strategy=own", "strategy.target=parts.py:Alone", "strategy.sync_every=2"),
-            "Alone has no rounds of several steps",
-        ),
-        (
-            (
-                "optimizer=own",
-                "optimizer.target=torch.optim:RMSprop",
-                "+optimizer.options.weight_decay=0.1",
-            ),
+            f"{OPTIMIZER}=torch.optim:RMSprop +optimizer.options.weight_decay=0.1",
             "give it as optimizer.weight_decay",
         ),
         (
-            ("strategy=own", "strategy.target=parts.py:Alone", "launch=horovodrun"),
-            "Use launch=torchrun",
-        ),
-        (
-            ("strategy=own", "strategy.target=parts.py:Alone", "strategy.algorithm=horovod"),
-            "Use launch=horovodrun",
-        ),
-        (
-            (
-                "strategy=parameter_server",
-                "num_workers=4",
-                "optimizer=own",
-                "optimizer.target=parts.py:Shapes",
-                "optimizer.by_layer=true",
-                "strategy.sharding=memory",
-            ),
+            f"{OPTIMIZER}=parts.py:Shapes optimizer.by_layer=true {SERVERS}",
             "optimizer=own needs whole layers",
         ),
+        (f"{BATCHING}=parts.py:no_policy", "returned int, not a bsweep.batching.base.Policy"),
+        (f"{BATCHING}=parts.py:Growing {ADAPTED}", "Use batching=fixed"),
         (
-            (
-                "strategy=diloco",
-                "allocation=steps_by_speed",
-                "allocation.adapt_every=2",
-                "num_workers=2",
-                "batching=own",
-                "batching.target=parts.py:Growing",
-            ),
-            "Use batching=fixed",
+            "strategy=own strategy.target=parts.py:NoStrategy",
+            "NoStrategy is not a bsweep.strategies.Strategy",
         ),
+        (
+            "strategy=own strategy.target=parts.py:Sum +strategy.options.scale=1 launch=inline",
+            "Sum exchanges over torch.distributed, which needs processes that torchrun starts",
+        ),
+        (f"{ALONE} compression=topk", "Alone takes no codec"),
+        (f"{ALONE} strategy.sync_every=2", "Alone has no rounds of several steps"),
+        (f"{ALONE} launch=horovodrun", "Use launch=torchrun"),
+        (f"{ALONE} strategy.algorithm=horovod", "Use launch=horovodrun"),
     ],
 )
-def test_what_is_none_is_said_before_anything_starts(
-    overrides: tuple[str, ...], expected: str
-) -> None:
+def test_what_is_none_is_said_before_anything_starts(words: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        checks.check_point(resolved(*overrides))
+        checks.check_point(resolved(*words.split()))
 
 
 @pytest.mark.full

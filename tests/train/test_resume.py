@@ -5,7 +5,6 @@ in real processes.
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from pathlib import Path
 from signal import SIGSTOP
 from typing import Any
 
-import psutil
 import pytest
 
 from bsweep.analysis import load
@@ -39,6 +37,8 @@ from tests.support.running import (
     summaries,
 )
 from tests.train.test_checkpoint import untimed
+
+pytestmark = pytest.mark.full
 
 POINT = (
     *TINY,
@@ -105,7 +105,6 @@ def wait_until(
         time.sleep(0.05)
 
 
-@pytest.mark.full
 def test_a_sweep_waits_for_workers_that_a_killed_one_left(tmp_path: Path) -> None:
     """They could write on, and save a checkpoint later than that from which the sweep resumes."""
     env = struck(tmp_path, (0,), "strategies.allreduce", "AllReduce.sum_gradients", 20, SIGSTOP)
@@ -124,28 +123,6 @@ def test_a_sweep_waits_for_workers_that_a_killed_one_left(tmp_path: Path) -> Non
     check_equal(tmp_path)
 
 
-@pytest.mark.full
-def test_records_that_lack_an_epoch_are_not_resumed(tmp_path: Path) -> None:
-    env = struck(tmp_path, (1,), "strategies.allreduce", "AllReduce.sum_gradients", 22)
-    point = ("run", *POINT, *EPOCHS, "strategy=allreduce")
-    assert bsweep(*point, "study=s", cwd=tmp_path, env=env).returncode == 1
-    (paths,) = runs(tmp_path)
-    lines = [line for line in paths.metrics.read_text().splitlines() if '"epoch": 2,' not in line]
-    text = "".join(f"{line}\n" for line in lines)
-    paths.metrics.write_text(text)
-    saved, *_ = checkpoints(paths)
-    facts = {
-        **(saved.facts() or {}),
-        "metrics_bytes": len(text),
-        "metrics_crc32": zlib.crc32(text.encode()),
-    }
-    saved.complete(facts)
-    for study in ("s", "whole"):
-        ran_ok(*point, f"study={study}", cwd=tmp_path)
-    check_equal(tmp_path)
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "rank", "module", "function", "call"),
     [
@@ -176,7 +153,6 @@ def test_a_run_with_a_killed_process_resumes_bit_for_bit(
         assert b"\0" not in paths.server_clocks(0).read_bytes()
 
 
-@pytest.mark.full
 def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "launch.retries=1")
     env = struck(tmp_path, (1,), "train.step", "train_step", 20)
@@ -192,6 +168,7 @@ def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
     assert retried.startswith("retry 1 of 1 after failed: rank 1 was ended by SIGKILL")
 
 
+@pytest.mark.full(but=1)
 def test_what_a_point_ends_with_by_itself_is_not_tried_again(tmp_path: Path) -> None:
     env = imported_first(
         tmp_path,
@@ -208,7 +185,6 @@ def test_what_a_point_ends_with_by_itself_is_not_tried_again(tmp_path: Path) -> 
     assert not list(tmp_path.glob("results/s/.previous/*"))
 
 
-@pytest.mark.full
 def test_a_run_that_resumes_on_fewer_cores_says_so(tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)
     if len(cores) == 1:
@@ -228,7 +204,6 @@ def test_a_run_that_resumes_on_fewer_cores_says_so(tmp_path: Path) -> None:
     assert f"{len(cores)} threads before, and resumes with 1, probably because" in again.stderr
 
 
-@pytest.mark.full
 def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) -> None:
     point = ("global_batch=12", *POINT, *EPOCHS[1:])
     env = struck(tmp_path, (1,), "train.step", "train_step", 35)
@@ -276,24 +251,18 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
 LAYERED = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:layered")
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "of_four"),
     [
         (("strategy=sharded", "optimizer=adamw"), "strategy.replicas=2"),
-        pytest.param(
-            ("strategy=tensor", *DIVIDED, "optimizer=adamw"),
-            "strategy.replicas=1",
-            marks=pytest.mark.full,
-        ),
+        (("strategy=tensor", *DIVIDED, "optimizer=adamw"), "strategy.replicas=1"),
         (("strategy=tensor", *DIVIDED, "optimizer=lamb"), "strategy.replicas=4"),
-        pytest.param(
+        (
             (
                 *("strategy=pipeline", *LAYERED, "optimizer=adamw"),
                 *("optimizer.decay_norm_and_bias=false", "optimizer.weight_decay=0.1"),
             ),
             "strategy.replicas=1",
-            marks=pytest.mark.full,
         ),
         (("strategy=pipeline", *LAYERED, "optimizer=lamb"), "strategy.cuts=[1,2,4]"),
     ],
@@ -318,7 +287,6 @@ def test_four_workers_go_on_with_the_parts_that_two_have_saved(
         assert len(set(values[1])) == 6, "it learns"
 
 
-@pytest.mark.full
 def test_another_strategy_cannot_go_on_with_parts(tmp_path: Path) -> None:
     point = ("local_batch=6", *POINT, *EPOCHS[1:], "strategy=sharded")
     env = struck(tmp_path, (1,), "train.step", "train_step", 35)
@@ -331,7 +299,6 @@ def test_another_strategy_cannot_go_on_with_parts(tmp_path: Path) -> None:
         assert "the same of sharded, tensor and pipeline in both" in refused.stderr, refused.stderr
 
 
-@pytest.mark.full
 def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path: Path) -> None:
     """It is told once by a signal, and once by its file."""
     times = ("epochs=60", "checkpoint_every=1000s")
@@ -364,7 +331,6 @@ def num_epochs(cwd: Path) -> int:
     return sum(len(records_of(paths)["epoch"]) for paths in runs(cwd))
 
 
-@pytest.mark.full
 def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) -> None:
     point = (*POINT, *LONG, *STRATEGIES["servers"], "strategy.consistency=asynchronous", "study=s")
     with begun(*point, cwd=tmp_path) as process:
@@ -377,29 +343,6 @@ def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) 
     assert [epoch["epoch"] for epoch in records_of(paths)["epoch"]] == list(range(1, 61))
 
 
-@pytest.mark.full
-def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
-    """The parent is killed at random, ever later, with all that it started, until nothing is left
-    to do.
-    """
-    point = ("-m", "seed=0,1", *POINT, *LONG, "epochs=40", *STRATEGIES["allreduce"])
-    draw, num_kills = random.Random(1), 0
-    while True:
-        process = Fork("bsweep", "run", *point, "study=s", cwd=tmp_path, has_forks=True)
-        try:
-            assert process.wait(draw.uniform(1, 2 + num_kills**3)) == 0
-            break
-        except subprocess.TimeoutExpired:
-            children = psutil.Process(process.pid).children(recursive=True)
-            process.kill()
-            assert not psutil.wait_procs(children, timeout=20)[1]
-            num_kills += 1
-    assert num_kills >= 2
-    ran_ok("run", *point, "study=whole", cwd=tmp_path)
-    check_equal(tmp_path)
-
-
-@pytest.mark.full
 def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_path: Path) -> None:
     prefix = [forks().horovodrun, "-np", "2", "--gloo", forks().bsweep]
     point = ("run", "-m", "local_batch=8,4", *POINT, "epochs=20", "checkpoint_every=0.2s")
@@ -416,7 +359,6 @@ def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_pat
     check_equal(tmp_path)
 
 
-@pytest.mark.full
 def test_a_run_inside_horovodrun_that_lost_a_worker_says_so_and_goes_on(tmp_path: Path) -> None:
     prefix = (forks().horovodrun, "-np", "2", "--gloo")
     point = ("run", *POINT, *EPOCHS)
@@ -455,14 +397,6 @@ def killed_with_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def killed(tmp_path: Path, killed_with_two: Path) -> RunPaths:
-    """A copy of the run that was killed when it had two checkpoints."""
-    shutil.copytree(killed_with_two, tmp_path, dirs_exist_ok=True)
-    (paths,) = runs(tmp_path)
-    return paths
-
-
 def flip(path: Path) -> None:
     """Flip a bit in the middle of a file."""
     content = bytearray(path.read_bytes())
@@ -470,81 +404,75 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def resumed(cwd: Path) -> list[str]:
-    """Start the killed run again, and return the warnings about damage in its summary."""
-    result = ran_ok("run", *ALONE, "study=s", cwd=cwd)
-    check_equal(cwd)
-    warnings = [text for text in summary(runs(cwd)[0])["warnings"] if "results/s/" in text]
-    assert all(f"warning: {warning}" in result.stderr for warning in warnings)
-    return warnings
+def flip_newer(paths: RunPaths) -> None:
+    flip(checkpoints(paths)[0].shared)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "name",
-    [
-        "shared.pt",
-        pytest.param("rank.0.pt", marks=pytest.mark.full),
-        pytest.param("complete.json", marks=pytest.mark.full),
-    ],
-)
-def test_a_run_resumes_from_the_older_checkpoint_if_a_bit_flipped(
-    tmp_path: Path, killed: RunPaths, name: str
-) -> None:
-    latest, older = checkpoints(killed)
-    flip(latest.folder / name)
-    (warning,) = resumed(tmp_path)
-    damaged = str((latest.folder / name).relative_to(tmp_path))
-    assert warning.startswith(f"{damaged} is damaged"), warning
-    assert warning.endswith(f"resumes from an earlier checkpoint, {older.folder.name}")
+def lose_newer(paths: RunPaths) -> None:
+    checkpoints(paths)[0].own(0).unlink()
 
 
-@pytest.mark.full
-def test_a_run_resumes_from_the_older_checkpoint_if_a_file_is_gone(
-    tmp_path: Path, killed: RunPaths
-) -> None:
-    latest, _ = checkpoints(killed)
-    latest.own(0).unlink()
-    (warning,) = resumed(tmp_path)
-    assert f"{latest.own(0).relative_to(tmp_path)} is missing" in warning
-
-
-@pytest.mark.full
-def test_a_run_whose_checkpoints_are_all_damaged_is_repeated(
-    tmp_path: Path, killed: RunPaths
-) -> None:
-    latest, older = checkpoints(killed)
-    latest.own(0).write_bytes(latest.own(0).read_bytes()[:1000])
+def cut_both(paths: RunPaths) -> None:
+    newer, older = checkpoints(paths)
+    newer.own(0).write_bytes(newer.own(0).read_bytes()[:1000])
     older.shared.write_bytes(b"")
-    (warning,) = resumed(tmp_path)
-    assert "the run starts from its beginning" in warning
-    assert [path.name for path in tmp_path.glob("results/s/.previous/*/checkpoint")]
 
 
-@pytest.mark.full
+def delete_records(paths: RunPaths) -> None:
+    paths.metrics.unlink()
+
+
+def alter_records(paths: RunPaths) -> None:
+    paths.metrics.write_bytes(paths.metrics.read_bytes().replace(b'"epoch": 1,', b'"epoch": 7,', 1))
+
+
+def lose_an_epoch(paths: RunPaths) -> None:
+    """Leave an epoch out of the records, with checksums that hold: a worker that a kill left behind
+    may have saved such a checkpoint.
+    """
+    newer, _ = checkpoints(paths)
+    facts = newer.facts() or {}
+    lines = paths.metrics.read_bytes()[: facts["metrics_bytes"]].splitlines(keepends=True)
+    content = b"".join(line for line in lines if b'"epoch": 1,' not in line)
+    paths.metrics.write_bytes(content)
+    sums = {"metrics_bytes": len(content), "metrics_crc32": zlib.crc32(content)}
+    newer.complete({**facts, **sums})
+
+
+OLDER, BEGINNING = "resumes from an earlier checkpoint", "the run starts from its beginning"
+
+
 @pytest.mark.parametrize(
-    "lost",
+    ("damage", "named", "then"),
     [
-        "deleted",
-        pytest.param("halved", marks=pytest.mark.full),
-        pytest.param("emptied", marks=pytest.mark.full),
-        "altered",
+        (flip_newer, "shared.pt is damaged", OLDER),
+        (lose_newer, "rank.0.pt is missing", OLDER),
+        (cut_both, "rank.0.pt is damaged", BEGINNING),
+        (delete_records, "bytes of results/s/", BEGINNING),
+        (alter_records, "bytes of results/s/", BEGINNING),
+        (lose_an_epoch, "epoch 1 is not on record", BEGINNING),
     ],
 )
-def test_a_run_whose_records_are_damaged_is_repeated(
-    tmp_path: Path, killed: RunPaths, lost: str
+def test_a_damaged_run_goes_on_from_what_is_sound_or_is_repeated(
+    tmp_path: Path,
+    killed_with_two: Path,
+    damage: Callable[[RunPaths], None],
+    named: str,
+    then: str,
 ) -> None:
-    content = killed.metrics.read_bytes()
-    killed.metrics.unlink()
-    if lost == "altered":
-        killed.metrics.write_bytes(content.replace(b'"epoch": 1,', b'"epoch": 7,', 1))
-    elif lost != "deleted":
-        killed.metrics.write_bytes(content[: len(content) // 4] if lost == "halved" else b"")
-    (warning,) = resumed(tmp_path)
-    assert "bytes of results/s/" in warning
-    assert "the run starts from its beginning" in warning
+    shutil.copytree(killed_with_two, tmp_path, dirs_exist_ok=True)
+    (paths,) = runs(tmp_path)
+    damage(paths)
+    result = ran_ok("run", *ALONE, "study=s", cwd=tmp_path)
+    check_equal(tmp_path)
+    (warning,) = (text for text in summary(paths)["warnings"] if "results/s/" in text)
+    assert f"warning: {warning}" in result.stderr
+    assert named in warning
+    assert then in warning
+    assert any(tmp_path.glob("results/s/.previous/*/checkpoint")) == (then == BEGINNING)
 
 
+@pytest.mark.full(but=1)
 def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:
     env = imported_first(
         tmp_path,
@@ -563,4 +491,4 @@ def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:
     ran_ok("run", *point, cwd=tmp_path, env=env)
     (paths,) = runs(tmp_path)
     (warning,) = (text for text in summary(paths)["warnings"] if "No space left" in text)
-    assert warning.startswith(str(paths.folder)) or "was not written" in warning
+    assert str(paths.checkpoints.relative_to(tmp_path)) in warning

@@ -4,11 +4,9 @@ change no number.
 
 from __future__ import annotations
 
-import functools
 import os
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +20,7 @@ from torch.optim import SGD
 from bsweep import strategies
 from bsweep.config import own
 from bsweep.config.values import ConfigError
-from bsweep.core import gpus, memory
+from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import graphs, optim
@@ -32,8 +30,7 @@ from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.strategies import horovod
-from bsweep.strategies.base import Meter
-from bsweep.strategies.horovod import Horovod, HostCopies
+from bsweep.strategies.horovod import HostCopies
 from bsweep.train import graph_capture, peers_check, step, warm_up, worker
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
@@ -93,15 +90,25 @@ def test_images_that_are_rounded_at_once_give_the_gradients_of_autocast(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model", ["model=resnet18", "model=tiny_cnn"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model=resnet18",),
+        ("model=tiny_cnn", "accumulation_steps=2"),
+        ("model=resnet18", "measure.noise_scale=true"),
+        ("model=resnet18", "measure.noise_scale=true", "accumulation_steps=2"),
+    ],
+)
 def test_no_step_waits_for_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    job = on_meta(*IMAGES, model, "precision=fp32", folder=tmp_path, monkeypatch=monkeypatch)
-    batch = torch.arange(8, device="meta")
+    job = on_meta(*IMAGES, "precision=fp32", *words, folder=tmp_path, monkeypatch=monkeypatch)
+    num_passes = job.config.accumulation_steps
+    batch = torch.arange(8 * num_passes, device="meta")
     with Operations() as operations:
-        for num_passes in (1, 2):
-            step.train_step(job, batch, batch, 1, num_passes)
+        if job.noise:
+            job.noise.begin_step(job.policy.shares(0), len(batch), 0, False)
+        step.train_step(job, batch, batch, 1, num_passes)
     assert operations.launched
     assert not operations.waited
 
@@ -132,9 +139,9 @@ def trained(folder: Path, *overrides: str) -> tuple[Tensor, list[dict[str, Any]]
 Capture = Callable[[Callable[[], object], object], graphs.Captured]
 
 
-def calls_again(replays: list[object], num_bytes: int = 1000) -> Capture:
+def calls_again(replays: list[object]) -> Capture:
     """In place of a capture: what computes the work anew calls it again, and counts that, by the
-    number of graphs in whose memory it is.
+    number of graphs in whose memory it is, of 1000 bytes.
     """
 
     def capture(work: Callable[[], object], pool: object) -> graphs.Captured:
@@ -145,7 +152,7 @@ def calls_again(replays: list[object], num_bytes: int = 1000) -> Capture:
             replays.append(len(shared))
             work()
 
-        return graphs.Captured(replay, num_bytes // len(shared), shared)
+        return graphs.Captured(replay, 1000 // len(shared), shared)
 
     return capture
 
@@ -222,106 +229,16 @@ def test_graphs_of_a_resumed_run_are_compared_before_it_is_loaded(
     assert torch.equal(*compared)
 
 
-class FakeCuda:
-    """What a capture uses of `torch.cuda`, with the pools and the streams that it was given."""
-
-    def __init__(self) -> None:
-        self.pools: list[object] = []
-        self.streams: list[object] = []
-
-    def CUDAGraph(self) -> Any:
-        return SimpleNamespace(replay=None, pool=lambda: "of this graph")
-
-    def Stream(self, device: torch.device) -> Any:
-        self.streams.append(device)
-        return self.current_stream()
-
-    def current_stream(self) -> Any:
-        return SimpleNamespace(device=torch.device("cuda"), wait_stream=lambda _: None)
-
-    def stream(self, _: object) -> Any:
-        return nullcontext()
-
-    def graph(self, graph: object, *, pool: object, **_: object) -> Any:
-        self.pools.append(pool)
-        return nullcontext()
-
-    def synchronize(self) -> None: ...
-
-
-def test_all_captures_on_a_device_use_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries keep memory for each stream. Other work has streams of its own."""
-    cuda = FakeCuda()
-    monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(torch.cuda, "Stream", cuda.Stream)
-    monkeypatch.setattr(gpus, "stream_for", functools.cache(gpus.stream_for.__wrapped__))
-    for number in (0, 1, 0):
-        with graphs.on_capture_stream(torch.device("cuda", number)):
-            pass
-    assert cuda.streams == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    gpus.stream_for(torch.device("cuda", 0), "exchange")
-    assert len(cuda.streams) == 3
-
-
-@pytest.mark.parametrize("is_open", [False, True])
-def test_after_a_failed_capture_the_rest_waits_and_draws_numbers(
-    monkeypatch: pytest.MonkeyPatch, is_open: bool
-) -> None:
-    """What the failed block launched may still write what is restored. And torch 2.6 would refuse
-    random numbers, such as those of dropout, to a generator whose capture broke off.
-    """
-    waits: list[object] = []
-    set_states: list[object] = []
-
-    def wait(stream: object) -> None:
-        waits.append(stream)
-        if is_open:
-            raise RuntimeError("a capture is open")
-
-    cuda, stream = FakeCuda(), SimpleNamespace(wait_stream=lambda _: None)
-    outer = SimpleNamespace(wait_stream=wait)
-    monkeypatch.setattr(cuda, "current_stream", lambda: outer)
-    monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(gpus, "stream_for", lambda *_: stream)
-    monkeypatch.setattr(torch, "Generator", lambda device: f"new on {device}")
-    generators = [None, SimpleNamespace(graphsafe_set_state=set_states.append)]
-    monkeypatch.setattr(torch.cuda, "default_generators", generators)
-    with (
-        pytest.raises(RuntimeError, match="operation not permitted"),
-        graphs.on_capture_stream(torch.device("cuda", 1)),
-    ):
-        breaks(lambda: None, None)
-    assert waits == [stream]
-    assert set_states == ["new on cuda:1"]
-
-
-def test_a_graphs_memory_is_measured_and_added_later(
+def test_the_memory_of_graphs_counts_in_an_epochs_peak(
     tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU on which 100 bytes are allocated, and 700 at most in a capture; later 300, with an
-    optimizer's state.
-    """
-    gauge = SimpleNamespace(now=100, most=900)
-
-    def work() -> None:
-        gauge.most = max(gauge.most, 700)
-
-    with monkeypatch.context() as patch:
-        cuda = FakeCuda()
-        patch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
-        patch.setattr(memory, "reset_peak", lambda _: setattr(gauge, "most", gauge.now))
-        patch.setattr(memory, "peak_bytes", lambda _: gauge.most)
-        patch.setattr(memory, "allocated_bytes", lambda _: gauge.now)
-        found = graphs.capture(work, "of another graph")
-    assert found.num_bytes == 600
-    assert cuda.pools == ["of another graph"]
+    """Of a GPU on which 300 bytes are allocated, without the 1000 of the graphs."""
     may_capture(calls_again([]))
     monkeypatch.setattr(memory, "peak_bytes", lambda _: 310)
     monkeypatch.setattr(memory, "allocated_bytes", lambda _: 300)
     _, records = trained(tmp_path, "epochs=1")
-    assert [record["peak_memory_bytes"] for record in records if record["type"] == "epoch"] == [
-        1300
-    ]
+    peaks = [record["peak_memory_bytes"] for record in records if record["type"] == "epoch"]
+    assert peaks == [1300]
 
 
 def breaks(work: Callable[[], object], pool: object) -> graphs.Captured:
@@ -362,12 +279,23 @@ def is_stale(work: Callable[[], object], pool: object) -> graphs.Captured:
     return graphs.Captured(lambda: None, 0, None)
 
 
-@pytest.mark.full
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
-    ("capture", "said"), [(breaks, "not permitted when stream is capturing"), (is_stale, "Python")]
+    ("capture", "said", "loses_memory"),
+    [
+        (is_full_later, "not enough memory for graphs", False),
+        (breaks, "not permitted when stream is capturing", False),
+        (is_stale, "Python", False),
+        (is_full, "out of memory", True),
+        (is_full_for_cuda, "out of memory", True),
+    ],
 )
 def test_what_cannot_be_captured_is_launched_step_by_step(
-    tmp_path: Path, may_capture: Callable[[Capture], None], capture: Capture, said: str
+    tmp_path: Path,
+    may_capture: Callable[[Capture], None],
+    capture: Capture,
+    said: str,
+    loses_memory: bool,
 ) -> None:
     plain, _ = trained(tmp_path / "plain")
     may_capture(capture)
@@ -377,15 +305,7 @@ def test_what_cannot_be_captured_is_launched_step_by_step(
     assert said in warning
     assert "\n" not in warning
     assert "graph=false" in warning
-
-
-def test_a_replay_without_memory_leaves_steps_without_graph(
-    tmp_path: Path, may_capture: Callable[[Capture], None]
-) -> None:
-    may_capture(is_full_later)
-    _, records = trained(tmp_path)
-    (warning,) = (record["message"] for record in records if record["type"] == "event")
-    assert "not enough memory for graphs" in warning
+    assert bool(graph_capture.lost_memory()) == loses_memory
 
 
 @pytest.mark.full
@@ -437,20 +357,6 @@ def test_after_a_capture_that_broke_off_nothing_is_captured_again(
     # torch 2.13 may take such a capture for one under way.
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: breaks(lambda: 0, None))
     memory.give_back_garbage()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("capture", [is_full, is_full_for_cuda])
-def test_a_run_whose_capture_has_no_memory_goes_on_without_a_graph(
-    tmp_path: Path, may_capture: Callable[[Capture], None], capture: Capture
-) -> None:
-    plain, _ = trained(tmp_path / "plain")
-    may_capture(capture)
-    parameters, records = trained(tmp_path / "graph")
-    assert torch.equal(parameters, plain)
-    (warning,) = (record["message"] for record in records if record["type"] == "event")
-    assert "out of memory" in warning
-    assert graph_capture.lost_memory(), "the process should train no other point"
 
 
 @pytest.mark.full(but=3)
@@ -582,12 +488,6 @@ def test_one_worker_without_a_graph_leaves_all_without(
         ] * broke_off
 
 
-def test_without_a_gpu_no_graph_is_tried_and_nothing_is_said(tmp_path: Path) -> None:
-    job = prepared(tmp_path, *SMALL)
-    assert graph_capture.captured(job) == (job, [])
-    assert graph_capture.no_graph(job) == "there is no GPU"
-
-
 OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
@@ -624,31 +524,14 @@ def test_gpu_memory_grows_in_place_where_the_batch_changes(
     assert {name: os.environ[name] for name in (OLD, NEW) if name in os.environ} == asked
 
 
-def test_without_nccl_gradients_travel_from_the_same_memory_at_each_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A Horovod that doubles what it is given, and a vector on the CPU that is taken for a
-    GPU's.
-    """
-    sent: list[int] = []
-
-    def double(wire: Tensor, op: object, name: str) -> int:
-        sent.append(wire.mul_(2).data_ptr())
-        return 0
-
-    strategy = Horovod.__new__(Horovod)
-    monkeypatch.setattr(
-        strategy, "_hvd", SimpleNamespace(allreduce_async_=double, synchronize=int), raising=False
-    )
-    monkeypatch.setattr(strategy, "meter", Meter(), raising=False)
-    monkeypatch.setattr(strategy, "num_workers", 2, raising=False)
-    for name, value in (("_operation", None), ("_through_host", True), ("_host", HostCopies())):
-        monkeypatch.setattr(strategy, name, value, raising=False)
+def test_copies_for_a_horovod_without_nccl_lie_in_the_same_memory_at_each_step() -> None:
+    copies, places = HostCopies(), []
     for size in (5, 3, 5):
         gradients = torch.arange(size).float()
-        strategy.all_reduce(gradients)
-        assert gradients.tolist() == [2 * number for number in range(size)]
-    assert sent[0] == sent[2] != sent[1]
+        copy = copies.copy(gradients, "gradient")
+        assert torch.equal(copy, gradients)
+        places.append(copy.data_ptr())
+    assert places[0] == places[2] != places[1]
 
 
 @pytest.mark.parametrize(
@@ -810,9 +693,13 @@ def test_a_loss_that_is_a_view_of_a_parameter_scales_no_step(
 
 
 @pytest.mark.full(but=1)
-@pytest.mark.parametrize("graph", [on_gpus("true"), on_gpus("false")])
-def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(tmp_path: Path, graph: str) -> None:
-    job = prepared(tmp_path, *GPU, f"graph={graph}")
+@pytest.mark.parametrize(
+    "words", [on_gpus(words) for words in ((), ("graph=false",), ("precision=fp16",))]
+)
+def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    job = prepared(tmp_path, *GPU, *words)
     warm_up.make_steps(job)
     job, _ = graph_capture.captured(job)
     batch = torch.arange(64, device="cuda")
