@@ -78,6 +78,8 @@ REFUSED = [  # what is typed after local_batch=8, and what is said
     ("study=größe", "study=größe", "a to z, digits"),
     ("lr=3", "Did you mean 'optimizer.lr'?"),
     ("local_batch", "local_batch: neither a flag nor KEY=VALUE"),
+    ("seed=range(5,1)", "seed=range(5,1)", "no value fits"),
+    ("experiment=glob(zz*)", "experiment=glob(zz*)", "no value fits"),
     ("=3", "no key before the '='"),
     ("data.root=a;b", "data.root=a;b", "\"'a;b'\""),
     ("data.root=[[[[", "data.root=[[[["),
@@ -306,3 +308,21 @@ def test_a_command_is_one_value_as_it_is_typed(command: str) -> None:
     assert parsed.value() == command
     quoted = "program.command='a {lr}','b'"
     assert as_hydra_takes(quoted) == quoted
+
+
+def test_a_script_with_windows_line_ends_is_named(type_run: Type) -> None:
+    code, said = type_run("local_batch=8\r", "seed=1\r")
+    assert code == 2
+    assert "Windows line ends" in said
+    assert "sed -i" in said
+    assert "\r" not in said.replace(r"\r$", "")
+
+
+@pytest.mark.parametrize("argument", ["data.root=~/x", "results_dir=~"])
+def test_a_user_without_a_home_needs_none(argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    assert as_hydra_takes("study=s") == "study=s"
+    assert as_hydra_takes(argument) == argument

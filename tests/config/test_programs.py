@@ -16,8 +16,10 @@ from tests.support.running import compose
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script, in which commands are typed."""
+    """A folder with scripts, in which commands are typed."""
     (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "windows.sh").write_bytes(b"#!/bin/sh\r\necho 1\r\n")
+    (tmp_path / "windows.sh").chmod(0o755)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -38,6 +40,7 @@ def card(config: RunConfig) -> OwnProgramConfig:
             "t.py {width} b={local_batch}/{global_batch} {lr} {seed}",
             ["t.py", "16", "b=8/8", "0.2", "0"],
         ),
+        ("t.py {{width}} {seed}", ["t.py", "{width}", "0"]),
         ("t.py {epochs} {options.epochs}", ["t.py", "5", "3"]),
         ('-c "print({1: 2})"', ["-c", "print({1: 2})"]),
     ],
@@ -71,6 +74,8 @@ def test_words_in_braces_are_keys_of_the_point(arguments: str, words: list[str])
         ("program.folder=/nowhere", "program.folder=/nowhere: there is no such folder"),
         ("program.files=[model.py]", "there is no file"),
         ("+program.options.mode=nan", "not finite"),
+        ("program.command='python train.py {nope}'", "write {{nope}}"),
+        ("program.command=./windows.sh", "./windows.sh has Windows line ends"),
     ],
 )
 def test_what_a_program_cannot_do_is_refused(word: str, said: str) -> None:
@@ -103,3 +108,13 @@ def test_a_timed_program_has_the_id_of_the_whole() -> None:
     config = point()
     timed = replace(config, program=replace(card(config), most_steps=10))
     assert timed.run_id == config.run_id
+
+
+def test_files_of_one_name_are_all_kept_within_the_runs_folder(folder: Path) -> None:
+    for name in ("../a/train.py", "../b/train.py", "a..b.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    card = point("program.files=[../a/train.py,../b/train.py,a..b.py]").resolved().program
+    card.keep(folder / "kept")
+    texts = sorted(path.read_text() for path in (folder / "kept/program").rglob("*.py"))
+    assert texts == ["../a/train.py", "../b/train.py", "a..b.py"]

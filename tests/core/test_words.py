@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bsweep.core.words import counted, decimal_hours, duration, escaped, first_of, listed, plural
+from bsweep.core.words import (
+    counted,
+    decimal_hours,
+    duration,
+    escaped,
+    excerpt,
+    first_of,
+    listed,
+    plural,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +62,14 @@ def test_hours_keep_two_digits() -> None:
 )
 def test_what_could_change_a_terminal_is_escaped(text: str, shown: str) -> None:
     assert escaped(text) == shown
+
+
+def test_a_long_text_keeps_its_ends_and_names_its_source() -> None:
+    assert excerpt("short\nlines", "log") == "short\nlines"
+    bar = "".join(f"\r{number}/9000 #####" for number in range(9000))
+    assert excerpt(f"begins\n{bar}\nends\r\n", "log") == "begins\n8999/9000 #####\nends\n"
+    text = excerpt("begins " + "x" * 800_000 + " ends", "logs/rank.0")
+    assert text.startswith("begins x")
+    assert text.endswith("x ends")
+    assert "logs/rank.0" in text
+    assert len(text) <= 2_000
