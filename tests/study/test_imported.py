@@ -138,7 +138,6 @@ ROWS = "run,epoch,batch,s,acc\na,1,8,2,0.5\n"
         (ROWS.replace(",8,", ",0,"), CURVES, "runs.csv:2: local_batch=0 is not a whole number of"),
         (ROWS.replace("0.5", "50"), CURVES, "runs.csv:2: acc=50 is not a fraction"),
         (ROWS.replace(",2,", ",-2,"), CURVES, "runs.csv:2: s=-2 is impossible (train_seconds)"),
-        (ROWS.replace(",2,", ",1e300,"), CURVES, "runs.csv:2: s=1e+300 is impossible"),
         (ROWS, (*CURVES, "--set", "lr=-1"), "runs.csv:2: optimizer.lr=-1.0: "),
         (ROWS + "a,3,8,2,0.5\n", CURVES, "run a has epoch 3, but no epoch 2"),
         (ROWS + "a,1,8,2,0.5\n", CURVES, "runs.csv:3: s of epoch 1 is there twice"),
@@ -163,19 +162,21 @@ def test_bad_input_is_named_and_nothing_written(
 def test_a_missing_file_and_size_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = write_csv(tmp_path / "runs.csv", curve("a", 8))
-    where = ["--study", str(tmp_path / "mine")]
-    assert import_runs.run([str(source), *where, *CURVES]) == 2
-    assert "num_train is missing (the training examples)" in caplog.text
-    assert import_runs.run([str(tmp_path / "none.csv"), *where]) == 2
-    assert "there is no such file" in caplog.text
-    assert import_runs.run([str(tmp_path), *where]) == 2
-    assert "give a table of CSV (.csv) or of lines of JSON (.jsonl)" in caplog.text
+    write_csv(tmp_path / "runs.csv", curve("a", 8))
+    for name, said in (
+        ("runs.csv", "num_train is missing"),
+        ("none.csv", "there is no such file"),
+        ("", "give a table of CSV (.csv) or of lines of JSON (.jsonl)"),
+    ):
+        where = [str(tmp_path / name), "--study", str(tmp_path / "mine")]
+        assert import_runs.run([*where, *CURVES]) == 2
+        assert said in caplog.text
 
 
-@pytest.fixture(name="grid")
-def fixture_grid(tmp_path: Path) -> Path:
-    """An imported study of three batch sizes on one and two workers."""
+@pytest.mark.full
+def test_commands_work_on_an_imported_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [
         {"batch": batch, "workers": workers, "epoch": epoch, "seed": seed}
         | {"s": 8 / workers * (1 + 8 / batch), "acc": 1 - 0.9 ** (100 * epoch / (batch + 20))}
@@ -187,16 +188,14 @@ def fixture_grid(tmp_path: Path) -> Path:
     source = write_csv(tmp_path / "runs.csv", rows)
     names = ("workers=num_workers", "--set", "num_test=50", "num_classes=10")
     assert len(import_to(tmp_path, source, *CURVES, *names)) == 12
-    return tmp_path / "mine"
-
-
-@pytest.mark.full
-def test_commands_work_on_an_imported_study(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert predict.run([str(grid), "--target-accuracy", "0.9"]) == 0
+    study = tmp_path / "mine"
+    capsys.readouterr()
+    assert study_commands.status([str(study)]) == 0
+    assert capsys.readouterr().out == f"{study}: 12 points: 12 completed\n"
+    assert predict.run([str(study), "--target-accuracy", "0.9"]) == 0
     assert "to a test accuracy of 0.9" in capsys.readouterr().out
-    assert study_commands.status([str(grid)]) == 0
-    assert capsys.readouterr().out == f"{grid}: 12 points: 12 completed\n"
-    assert any("bsweep did not measure this run" in one for one in bsweep.load(grid).warnings)
+    assert report.run([str(study)]) == 0
+    assert "bsweep did not measure this run" in (study / "report/report.html").read_text()
 
 
 def test_no_command_repeats_imported_runs(
@@ -213,9 +212,3 @@ def test_no_command_repeats_imported_runs(
     with pytest.raises(ValueError, match="no point of a command has the state interrupted"):
         study_commands._retry([study, "--status", "interrupted"])
     assert not caplog.records
-
-
-@pytest.mark.full
-def test_the_report_of_an_imported_study_says_so(grid: Path) -> None:
-    assert report.run([str(grid)]) == 0
-    assert "bsweep did not measure this run" in (grid / "report/report.html").read_text()

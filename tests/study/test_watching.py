@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bsweep.cli import study_commands
-from bsweep.runlog.files import RunPaths
+from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.locks import claimed
-from bsweep.runlog.records import SCHEMA, Step
-from bsweep.study import overview, states
+from bsweep.study import overview
 from bsweep.study.attendance import claim_of_run
 from bsweep.study.watching import Watched
+from tests.runlog.test_readers import STEP
 from tests.support.synthetic_study import write_run, write_study
 
 
@@ -26,12 +26,8 @@ def statuses(watched: Watched) -> dict[str, str]:
 
 def step(run: Path, epochs_done: float) -> None:
     """Append the record of a step to a run's records."""
-    record = Step(
-        epoch=1, step=1, train_loss=1.0, learning_rate=0.1, images_per_second=1.0, global_batch=8,
-        epochs_done=epochs_done,
-    )  # fmt: skip
-    with RunPaths(run).metrics.open("a") as file:
-        file.write(json.dumps({"schema": SCHEMA, "time": 0.0, **vars(record)}) + "\n")
+    with RunLog(RunPaths(run).metrics) as log:
+        log.write(replace(STEP, epochs_done=epochs_done))
 
 
 def test_only_what_changed_is_news(tmp_path: Path) -> None:
@@ -113,49 +109,19 @@ def test_it_finds_what_a_first_look_finds(tmp_path: Path) -> None:
     }
 
 
-def test_completed_runs_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
-    watched, read = Watched(study), states.state_of_run
-    seen: list[str] = []
-
-    def counted(folder: Path) -> states.State:
-        seen.append(folder.name)
-        return read(folder)
-
-    monkeypatch.setattr(states, "state_of_run", counted)
-    write_run(study, local_batch=32, status="failed")
-    for _ in range(3):
-        watched.look()
-    assert seen == ["b32_w1_horovod_s0"]
-
-
-def test_status_reads_what_has_ended_once(
+def test_status_watches_until_no_run_is_at_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
     run = write_run(study, local_batch=32, status=None, num_epochs_done=0)
-    read, seen, slept = states.state_of_run, Counter[str](), []
     claim = ExitStack()
     claim.enter_context(claimed(claim_of_run(run)))
-
-    def counted(folder: Path) -> states.State:
-        seen[folder.name] += 1
-        return read(folder)
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 2:
-            claim.close()
-        else:
-            step(run, 0.5)
-
-    monkeypatch.setattr(states, "state_of_run", counted)
-    monkeypatch.setattr("bsweep.cli.study_commands.time.sleep", sleep)
+    meanwhile = iter([lambda: step(run, 0.5), claim.close])
+    monkeypatch.setattr("bsweep.cli.study_commands.time.sleep", lambda _: next(meanwhile)())
     assert study_commands.status([str(study), "--watch", "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["counts"].get("running", 0) for one in told] == [1, 1, 0]
     assert {point["run_id"]: point["epochs_done"] for point in told[1]["points"]}[run.name] == 0.5
-    assert seen == {"b8_w1_horovod_s0": 1, "b16_w1_horovod_s0": 1, run.name: 3}
 
 
 @pytest.mark.parametrize("is_there", [True, False])
