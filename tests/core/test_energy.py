@@ -26,9 +26,8 @@ LARGEST = 262_143_328_850  # microjoules, after which a package begins anew
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Two packages, and a part of the first that is counted with it."""
-    folders = [
-        tmp_path / "powercap" / name for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0")
-    ]
+    names = ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0")
+    folders = [tmp_path / "powercap" / name for name in names]
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "max_energy_range_uj").write_text(f"{LARGEST}\n")
@@ -92,9 +91,8 @@ def test_an_epoch_records_what_its_steps_used_and_nothing_of_evaluations(
 
 def test_a_run_of_which_an_epoch_is_not_known_has_no_energy() -> None:
     runs = pd.DataFrame({"run_id": ["a", "b"]})
-    epochs = pd.DataFrame(
-        {"run_id": ["a", "a", "b", "b"], "energy_joules": [1.0, 2.0, 3.0, math.nan]}
-    )
+    joules = [1.0, 2.0, 3.0, math.nan]
+    epochs = pd.DataFrame({"run_id": ["a", "a", "b", "b"], "energy_joules": joules})
     found = with_energy(runs, epochs)["energy_joules"]
     assert found[0] == 3
     assert math.isnan(found[1])

@@ -28,19 +28,18 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     """
 
     def be(
-        name: str,
-        driver: str,
-        capability: str,
         *,
+        name: str = "Tesla T4",
+        driver: str = "580.1",
+        capability: str = "7.5",
         cuda: str | None = "13.0",
-        counted: int,
-        usable: bool,
+        counted: int = 2,
+        usable: bool = False,
     ) -> None:
         smi = tmp_path / "nvidia-smi"
         smi.write_text(
             "#!/bin/sh\n"
-            f'case "$1" in *driver*) said="{name}, {driver}";; *) said="{name}, {capability}";; '
-            f"esac\n"
+            f'said="{name}, {capability}"; case "$1" in *driver*) said="{name}, {driver}";; esac\n'
             'echo "$said"; echo "$said"\n'
         )
         smi.chmod(0o755)
@@ -48,9 +47,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: counted)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
-        monkeypatch.setattr(
-            torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90", "sm_120", "compute_120"]
-        )
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90", "compute_90"])
         monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
         gpus.num_gpus.cache_clear()
 
@@ -69,64 +66,18 @@ POINT = ("local_batch=8", "strategy=single", "launch=inline")
     ("what", "reason"),
     [
         (
-            {
-                "name": "Tesla T4",
-                "driver": "535.104.05",
-                "capability": "7.5",
-                "counted": 2,
-                "usable": False,
-            },
-            (
-                r"2 GPUs \(Tesla T4\), but their driver 535.104.05 is too old for torch .* needs "
-                r"580 "
-                r"or newer.*CUDA 12.6"
-            ),
+            {"driver": "535.104.05"},
+            r"2 GPUs \(Tesla T4\), but their driver 535.104.05 is too old .* 580 .*CUDA 12.6",
         ),
+        ({"driver": "470.82"}, r"driver 470.82 is too old .* 580 or newer: update the driver\. To"),
+        ({}, r"torch .* cannot use them with driver 580.1 \(.+\): repair or update the driver"),
+        ({"counted": 0, "cuda": None}, "without CUDA: install a build with CUDA .* driver 580.1"),
         (
-            {
-                "name": "Tesla T4",
-                "driver": "470.82",
-                "capability": "7.5",
-                "counted": 2,
-                "usable": False,
-            },
-            r"driver 470.82 is too old for torch .* 580 or newer: update the driver\. To train",
-        ),
-        (
-            {
-                "name": "Tesla T4",
-                "driver": "580.1",
-                "capability": "7.5",
-                "counted": 2,
-                "usable": False,
-            },
-            r"torch .* cannot use them with driver 580.1 \(.+\): repair or update the driver",
-        ),
-        (
-            {
-                "name": "Tesla T4",
-                "driver": "580.1",
-                "capability": "7.5",
-                "counted": 0,
-                "usable": False,
-                "cuda": None,
-            },
-            r"torch .* is built without CUDA: install a build with CUDA that suits driver 580.1",
-        ),
-        (
-            {
-                "name": "Tesla V100-SXM2-16GB",
-                "driver": "580.1",
-                "capability": "7.0",
-                "counted": 2,
-                "usable": True,
-            },
-            (
-                r"too old for torch .* capability 7.5 or more: Tesla V100-SXM2-16GB \(7.0\)\. "
-                r"Install .* CUDA 12.6"
-            ),
+            {"name": "Tesla V100", "capability": "7.0", "usable": True},
+            r"capability 7.5 or more: Tesla V100 \(7.0\)\. Install .* CUDA 12.6",
         ),
     ],
+    ids=["old driver", "very old driver", "broken driver", "torch without CUDA", "old GPU"],
 )
 def test_gpus_that_torch_cannot_use_are_an_error_before_anything_starts(
     machine: Machine, what: dict[str, object], reason: str
@@ -139,7 +90,7 @@ def test_gpus_that_torch_cannot_use_are_an_error_before_anything_starts(
 
 
 def test_hidden_gpus_are_none(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine("Tesla T4", "535.104.05", "7.5", counted=2, usable=False)
+    machine(driver="535.104.05")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpus.num_gpus("auto") == 0
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as nvidia-smi counts"
@@ -153,15 +104,13 @@ def test_hidden_gpus_are_none(machine: Machine, monkeypatch: pytest.MonkeyPatch)
 def test_more_workers_than_gpus_here_are_refused_before_anything_starts(
     machine: Machine, where: tuple[str]
 ) -> None:
-    machine("NVIDIA A100", "580.1", "8.0", counted=2, usable=True)
-    with pytest.raises(
-        ValueError, match=r"3 workers .*here, but this machine has 2 GPUs.*no more slots than GPUs"
-    ):
-        launch.check_machine(compose("local_batch=8", "strategy=ddp", *where))
-    launch.check_machine(compose("local_batch=8", "strategy=ddp", *where, "device=cpu"))
-    launch.check_machine(
-        compose("local_batch=8", "strategy=ddp", "num_workers=4", "launch.hosts='localhost:2,b:2'")
-    )
+    machine(usable=True)
+    ddp = ("local_batch=8", "strategy=ddp")
+    with pytest.raises(ValueError, match=r"3 workers .*here, but this machine has 2 GPUs.*no more"):
+        launch.check_machine(compose(*ddp, *where))
+    launch.check_machine(compose(*ddp, *where, "device=cpu"))
+    fitting = ("num_workers=4", "launch.hosts='localhost:2,b:2'")
+    launch.check_machine(compose(*ddp, *fitting))
 
 
 def seats(**hosts: tuple[int, int]) -> list[dict[str, object]]:
@@ -176,27 +125,19 @@ def seats(**hosts: tuple[int, int]) -> list[dict[str, object]]:
 def test_every_host_with_too_few_gpus_is_named(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lacking = (
-        r"^gpu7 has 2 GPUs for 4 workers, gpu8 has no GPU for 1 worker, but NCCL takes one worker "
-        r"for each GPU"
-    )
+    lacking = "^gpu7 has 2 GPUs for 4 workers, gpu8 has no GPU for 1 worker, but NCCL takes one"
     with pytest.raises(ValueError, match=lacking):
         peers_check.refuse_missing_gpus(seats(gpu6=(4, 4), gpu7=(2, 4), gpu8=(0, 1)), "auto")
-    for device, there in (
-        ("auto", seats(a=(4, 4), b=(2, 1))),
-        ("auto", seats(a=(0, 4))),
-        ("cpu", seats(a=(0, 4))),
-    ):
-        peers_check.refuse_missing_gpus(there, device)
+    peers_check.refuse_missing_gpus(seats(a=(4, 4), b=(2, 1)), "auto")
+    peers_check.refuse_missing_gpus(seats(a=(0, 4)), "auto")
     with pytest.raises(ValueError, match="a has no GPU for 4 workers"):
         peers_check.refuse_missing_gpus(seats(a=(0, 4)), "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with pytest.raises(ValueError, match=r"a has 1 GPU \(CUDA_VISIBLE_DEVICES=3\) for 2 workers"):
         peers_check.refuse_missing_gpus(seats(a=(1, 2)), "auto")
-    machine("NVIDIA A100", "580.1", "8.0", counted=2, usable=True)
-    assert worker.choose_device(Place(5, 8, 1, 4), gpus=2) == torch.device("cuda", 1), (
-        "its number among its host's"
-    )
+    machine(usable=True)
+    its_number_on_its_host = worker.choose_device(Place(5, 8, 1, 4), gpus=2)
+    assert its_number_on_its_host == torch.device("cuda", 1)
 
 
 def test_workers_end_before_they_take_a_gpu_that_is_not_there(tmp_path: Path) -> None:
@@ -220,22 +161,11 @@ def test_servers_take_free_slots_or_run_beside_workers() -> None:
     hosts = "a:4,b:4,c:2"
     assert nodes_of(hosts, 3) == [("a", 3)]
     assert nodes_of(hosts, 6, 3) == [("a", 4), ("b", 4), ("c", 1)]
-    assert nodes_of(hosts, 10, 4) == [
-        ("a", 4),
-        ("b", 4),
-        ("c", 2),
-        ("a", 1),
-        ("b", 1),
-        ("c", 1),
-        ("a", 1),
-    ]
+    beside = [("a", 1), ("b", 1), ("c", 1), ("a", 1)]
+    assert nodes_of(hosts, 10, 4) == [("a", 4), ("b", 4), ("c", 2), *beside]
     assert nodes_of("a:2", 2, 2) == [("a", 4)]
-    point = (
-        "local_batch=8",
-        "num_workers=8",
-        "strategy=parameter_server",
-        "strategy.num_servers=2",
-    )
+    servers = ("strategy=parameter_server", "strategy.num_servers=2")
+    point = ("local_batch=8", "num_workers=8", *servers)
     (warning,) = launch.check_machine(compose(*point, "launch.hosts='a:4,b:5'"))
     assert warning == "1 of 2 servers run beside workers: launch.hosts=a:4,b:5 has no more slots"
     assert not launch.check_machine(compose(*point, "launch.hosts='a:5,b:5'"))
@@ -257,20 +187,8 @@ def test_the_command_ends_with_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "release"),
     [
-        (
-            (
-                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 "
-                "UTC 2023"
-            ),
-            "535.104.05",
-        ),
-        (
-            (
-                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build "
-                " (dvs)"
-            ),
-            "580.65.06",
-        ),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19", "535.104.05"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  R", "580.65.06"),
         ("", None),
     ],
 )

@@ -22,6 +22,7 @@ from bsweep.train.job import Job
 from tests.support.gpus import on_gpus
 from tests.support.running import TINY, compose
 
+ALONE = ("launch=inline", "strategy=single", "epochs=3")
 FAULTS = """
 import resource
 from bsweep.core import memory
@@ -36,11 +37,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(how: str) -> int:
     """Pages that the system fills for the third of three equal rounds of large blocks."""
-    return int(
-        subprocess.run(
-            [sys.executable, "-c", FAULTS.format(how=how)], capture_output=True, check=True
-        ).stdout
-    )
+    return int(subprocess.check_output([sys.executable, "-c", FAULTS.format(how=how)]))
+
+
+def epochs(paths: RunPaths) -> list[dict[str, Any]]:
+    return [record for record in read_records(paths.metrics)[0] if record["type"] == "epoch"]
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
@@ -69,25 +70,13 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
     monkeypatch.setattr(evaluation, "evaluate", evaluate)
     monkeypatch.setattr(memory, "reset_peak", lambda _: gauge.__setitem__(0, 1))
     monkeypatch.setattr(memory, "peak_bytes", lambda _: gauge[0])
-    point = (
-        "local_batch=32",
-        "launch=inline",
-        "strategy=single",
-        "model=tiny_cnn",
-        "epochs=3",
-        *TINY,
-    )
+    point = ("local_batch=32", f"evaluate_every_examples={within}", "model=tiny_cnn", *TINY)
     threads = torch.get_num_threads()
-    worker.train(compose(*point, f"evaluate_every_examples={within}"), RunPaths(tmp_path), Place())
+    worker.train(compose(*ALONE, *point), RunPaths(tmp_path), Place())
     torch.set_num_threads(threads)
-    epochs = [
-        record
-        for record in read_records(RunPaths(tmp_path).metrics)[0]
-        if record["type"] == "epoch"
-    ]
-    assert [(e["peak_memory_bytes"], e["evaluation_peak_memory_bytes"]) for e in epochs] == [
-        (10, 100)
-    ] * 3
+    names = ("peak_memory_bytes", "evaluation_peak_memory_bytes")
+    peaks = [tuple(epoch[name] for name in names) for epoch in epochs(RunPaths(tmp_path))]
+    assert peaks == [(10, 100)] * 3
 
 
 @pytest.mark.parametrize("device", [on_gpus("cuda")])
@@ -96,24 +85,11 @@ def test_a_gpus_peak_is_the_same_in_every_epoch_and_grows_with_the_batch(
 ) -> None:
     peaks = []
     for batch in (64, 256):
-        point = (
-            f"local_batch={batch}",
-            "launch=inline",
-            "strategy=single",
-            "model=resnet18",
-            "epochs=3",
-            f"device={device}",
-        )
-        data = (
-            "data=synthetic",
-            "data.num_train=1024",
-            "data.num_test=1000",
-            "data.shape=[3,32,32]",
-        )
+        images = ("data=synthetic", "data.num_train=1024", "data.num_test=1000")
+        point = (f"local_batch={batch}", "model=resnet18", f"device={device}", *images)
         paths = RunPaths(tmp_path / str(batch))
         paths.folder.mkdir()
-        worker.train(compose(*point, *data), paths, Place())
-        epochs = [record for record in read_records(paths.metrics)[0] if record["type"] == "epoch"]
-        assert len({epoch["peak_memory_bytes"] for epoch in epochs}) == 1
-        peaks.append(epochs[0]["peak_memory_bytes"])
+        worker.train(compose(*ALONE, *point, "data.shape=[3,32,32]"), paths, Place())
+        (peak,) = {epoch["peak_memory_bytes"] for epoch in epochs(paths)}
+        peaks.append(peak)
     assert peaks[0] < peaks[1]

@@ -5,27 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bsweep.core.words import (
-    counted,
-    decimal_hours,
-    duration,
-    escaped,
-    first_of,
-    listed,
-    plural,
-)
+from bsweep.core.words import counted, decimal_hours, duration, escaped, first_of, listed, plural
 
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [
-        (0, "0 runs"),
-        (1, "1 run"),
-        (np.int64(1), "1 run"),
-        ("1", "1 run"),
-        (3, "3 runs"),
-        ("1 or 2", "1 or 2 runs"),
-    ],
+    [(0, "0 runs"), (np.int64(1), "1 run"), ("1", "1 run"), ("1 or 2", "1 or 2 runs")],
 )
 def test_a_noun_after_a_number_has_its_ending(number: object, text: str) -> None:
     assert counted(number, "run") == text
@@ -33,12 +18,8 @@ def test_a_noun_after_a_number_has_its_ending(number: object, text: str) -> None
 
 
 def test_a_list_ends_with_and() -> None:
-    assert [listed(items) for items in ([], ["a"], [8, 16], "abc")] == [
-        "",
-        "a",
-        "8 and 16",
-        "a, b and c",
-    ]
+    texts = ["", "a", "8 and 16", "a, b and c"]
+    assert [listed(items) for items in ([], ["a"], [8, 16], "abc")] == texts
     assert listed(["64, plain", "32", "16"], comma="; ") == "64, plain; 32 and 16"
 
 
@@ -51,24 +32,13 @@ def test_of_many_the_first_are_named() -> None:
 
 def test_durations_have_two_units_at_the_most() -> None:
     seconds = (None, 0.4, 59.4, 59.6, 3599, 3600, 93_784)
-    assert [duration(value) for value in seconds] == [
-        "-",
-        "0 s",
-        "59 s",
-        "1 min 0 s",
-        "59 min 59 s",
-        "1 h 0 min",
-        "26 h 3 min",
-    ]
+    texts = ["-", "0 s", "59 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "26 h 3 min"]
+    assert [duration(value) for value in seconds] == texts
 
 
 def test_hours_keep_two_digits() -> None:
-    assert [decimal_hours(value) for value in (None, 12.25, 0.1, 0.0042)] == [
-        "-",
-        "12.25",
-        "0.10",
-        "0.0042",
-    ]
+    texts = ["-", "12.25", "0.10", "0.0042"]
+    assert [decimal_hours(value) for value in (None, 12.25, 0.1, 0.0042)] == texts
 
 
 @pytest.mark.parametrize(
