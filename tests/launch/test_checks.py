@@ -71,7 +71,6 @@ def test_a_machine_that_is_not_able_to_is_told_what_to_do(
     [
         ("model=timm model.architecture=resnet18", "timm"),
         ("optimizer=lars", "timm"),
-        ("optimizer=lamb", "timm"),
         ("data=cifar10 data.root=x", "safetensors"),
         ("data=text data.path=x data.tokenizer=x model=llama_tiny", "tokenizers"),
     ],

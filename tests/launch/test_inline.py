@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from bsweep.core import memory
-from bsweep.launch import failure, inline
+from bsweep.launch import inline
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.numerics.graphs import BrokenCapture
 from bsweep.runlog.errors import spoils_process
 from bsweep.runlog.files import RunPaths
-from bsweep.train import graph_capture
+from bsweep.train import graph_capture, worker
 from tests.support.running import TINY, compose
 
 
@@ -35,44 +34,21 @@ def test_inline_frees_a_gpus_memory_after_a_point(
 ) -> None:
     freed: list[int] = []
 
-    def train(*_: object) -> None:
+    def train(*_: object, **__: object) -> None:
         raise ValueError("its own")
 
-    monkeypatch.setattr(inline, "_work", train)
+    monkeypatch.setattr(worker, "train", train)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(memory, "give_back_garbage", lambda: freed.append(1))
     assert inline.Inline().launch(request(tmp_path)).status == "failed"
     assert freed == [1]
 
 
-@pytest.mark.parametrize("of_capture", [True, False])
-def test_inline_trains_no_point_after_its_process_ran_out_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_capture: bool
+def test_inline_trains_no_point_after_a_capture_ran_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(*_: object) -> None:
-        raise MemoryError("out of memory")
-
-    launcher = inline.Inline()
-    if of_capture:
-        monkeypatch.setattr(graph_capture, "_broken", [BrokenCapture("CUDA out of memory")])
-    else:
-        monkeypatch.setattr(inline, "_work", train)
-        assert launcher.launch(request(tmp_path)).status == "out_of_memory"
-    unfit = launcher.launch(request(tmp_path))
+    monkeypatch.setattr(graph_capture, "_broken", [BrokenCapture("CUDA out of memory")])
+    unfit = inline.Inline().launch(request(tmp_path))
     assert unfit.status == "interrupted"
     assert "out of memory" in unfit.message
     assert "type the same command again" in unfit.message
-
-
-def test_a_crash_under_a_limit_is_out_of_memory(tmp_path: Path) -> None:
-    point = (*TINY, "local_batch=8", "num_workers=2", "strategy=ddp")
-    paths, log = RunPaths(tmp_path), tmp_path / "launcher.log"
-    for code in (-signal.SIGSEGV, 128 + signal.SIGSEGV):
-        crashed = failure.outcome(
-            compose(*point, "launch.memory_limit_mb=[64,32]"), paths, [(1, code)], log
-        )
-        assert crashed.status == "out_of_memory"
-        assert crashed.message.startswith(
-            "rank 1 was ended by SIGSEGV under its memory limit of 32 MiB"
-        )
-        assert failure.outcome(compose(*point), paths, [(1, code)], log).status == "failed"

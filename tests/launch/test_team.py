@@ -4,18 +4,17 @@ another.
 
 from __future__ import annotations
 
-import threading
+import os
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bsweep.config import own
 from bsweep.launch import team as leading
-from bsweep.launch.launcher import LaunchRequest
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.train import team_worker
 from bsweep.train.team_worker import TeamPaths
@@ -34,35 +33,29 @@ STRATEGIES = {
 def numbers(cwd: Path, study: str) -> dict[str, list[dict[str, Any]]]:
     """What the runs of a study computed, but times."""
     timed = {"time", "type", "schema", "servers", "worker_memory"}
-    of_runs = {}
-    for paths in runs(cwd, study):
-        records = (
-            record
+
+    def is_computed(key: str) -> bool:
+        ends = ("seconds", "per_second", "memory_bytes", "p50", "p95")
+        return key not in timed and not key.endswith(ends)
+
+    return {
+        paths.folder.name: [
+            {key: value for key, value in record.items() if is_computed(key)}
             for record in read_records(paths.metrics)[0]
             if record["type"] in ("step", "epoch")
-        )
-        of_runs[paths.folder.name] = [
-            {
-                key: value
-                for key, value in record.items()
-                if key not in timed
-                and not key.endswith(("seconds", "per_second", "memory_bytes", "p50", "p95"))
-            }
-            for record in records
         ]
-    return of_runs
+        for paths in runs(cwd, study)
+    }
 
 
 def launched(cwd: Path, study: str) -> list[tuple[int, int]]:
     """Points for which processes were started, by number of workers and local batch."""
-    found = []
-    for paths in runs(cwd, study):
-        (start,) = (
-            record for record in read_records(paths.metrics)[0] if record["type"] == "start"
-        )
-        if paths.launcher_log.exists():
-            found.append((start["config"]["num_workers"], start["local_batch"]))
-    return sorted(found)
+    return sorted(
+        (start["config"]["num_workers"], start["local_batch"])
+        for paths in runs(cwd, study)
+        for start in read_records(paths.metrics)[0]
+        if start["type"] == "start" and paths.launcher_log.exists()
+    )
 
 
 @pytest.mark.full
@@ -73,18 +66,11 @@ def test_processes_that_trained_a_point_train_the_next_as_fresh_ones_do(
     given = (*POINT, *STRATEGIES[strategy])
     counts = "1,2" if strategy == "horovod" else "2"
     for study, batches, reuse in (("reused", "8,16,5", "true"), ("fresh", "16,5", "false")):
-        grid = (
-            "-m",
-            f"local_batch={batches}",
-            f"num_workers={counts}",
-            f"study={study}",
-            f"launch.reuse={reuse}",
-        )
-        ran_ok("run", *grid, *given, cwd=tmp_path)
+        grid = (f"local_batch={batches}", f"num_workers={counts}", f"launch.reuse={reuse}")
+        ran_ok("run", "-m", *grid, *given, f"study={study}", cwd=tmp_path)
     workers = [int(count) for count in counts.split(",")]
-    assert launched(tmp_path, "reused") == [(count, 8) for count in workers], (
-        "the first of each worker count"
-    )
+    of_each_count = [(count, 8) for count in workers]
+    assert launched(tmp_path, "reused") == of_each_count, "the first of each worker count"
     assert launched(tmp_path, "fresh") == [(count, batch) for count in workers for batch in (5, 16)]
     reused, fresh = numbers(tmp_path, "reused"), numbers(tmp_path, "fresh")
     assert fresh
@@ -101,14 +87,13 @@ def test_a_point_gives_its_gpu_memory_back(tmp_path: Path, strategy: str) -> Non
         words = ("-m", f"local_batch={batches}", f"study={study}", *point)
         ran_ok("run", *words, cwd=tmp_path, fresh=True)
     assert launched(tmp_path, "s") == [(2, 512)]
-    epochs = [
-        (study, r)
+    peaks = {
+        study: record["peak_memory_bytes"]
         for study in ("s", "lone")
         for paths in runs(tmp_path, study)
-        for r in read_records(paths.metrics)[0]
-        if r["type"] == "epoch" and r["global_batch"] == 16
-    ]
-    peaks = {study: epoch["peak_memory_bytes"] for study, epoch in epochs}
+        for record in read_records(paths.metrics)[0]
+        if record["type"] == "epoch" and record["global_batch"] == 16
+    }
     assert peaks["s"] == pytest.approx(peaks["lone"], rel=0.05)
 
 
@@ -135,15 +120,8 @@ def test_a_point_that_fails_costs_itself_and_a_fresh_start(
         "        return plain(job, *a, **k)\n"
         "    step.train_step = failing\n",
     )
-    grid = (
-        "-m",
-        "local_batch=8,16,5,10",
-        "num_workers=2",
-        *POINT,
-        *STRATEGIES[strategy],
-        "study=s",
-    )
-    result = bsweep("run", *grid, cwd=tmp_path, env=env)
+    grid = ("local_batch=8,16,5,10", "num_workers=2", *POINT, *STRATEGIES[strategy], "study=s")
+    result = bsweep("run", "-m", *grid, cwd=tmp_path, env=env)
     assert result.returncode == 1, result.stderr
     found = summaries(tmp_path)
     assert {batch: end["status"] for batch, end in found.items()} == {
@@ -187,49 +165,11 @@ def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -
         (tmp_path / f"mine{number}.py").write_text(
             f"import torch\ndef build(*_, width={number}): return torch.nn.Linear(1, 1)\n"
         )
-        point = compose(
-            "local_batch=8",
-            "num_workers=2",
-            "model=own",
-            f"model.target={tmp_path / f'mine{number}.py'}:build",
-        )
+        model = ("model=own", f"model.target={tmp_path}/mine{number}.py:build")
+        point = compose("local_batch=8", "num_workers=2", *model)
         keys.append(leading.key_of(own.resolve(point)))
     assert keys[0] == keys[1] != keys[2]
     assert keys[2] != leading.key_of(compose("local_batch=8", "num_workers=2"))
-
-
-def test_a_pool_keeps_processes_while_other_points_for_them_are_to_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A point that is launched again takes no other point's place."""
-    did: list[str] = []
-
-    class Processes:
-        is_spoilt = False
-
-        def __init__(self, kind: str) -> None:
-            did.append(kind)
-
-        def can_train(self, config: object) -> bool:
-            return True
-
-        def train(self, run: object) -> None:
-            did.append("kept")
-
-        def end(self) -> None:
-            did.append("end")
-
-    monkeypatch.setattr(leading, "Team", lambda *_: Processes("team"))
-    monkeypatch.setattr(leading, "_lone", lambda *_: Processes("lone"))
-    points = [compose(*POINT, f"local_batch={size}", "num_workers=2") for size in (8, 16)]
-    pool = leading.ProcessPool()
-    pool.expect(points)
-    for place, is_through in ((0, False), (0, True), (1, True), (1, True)):
-        paths = RunPaths(points[place].study_dir / points[place].run_id)
-        request = LaunchRequest(points[place], paths, lambda: None, pool=pool)
-        with pool.processes_for(request, cast(Any, None)) as processes:
-            processes.is_through = is_through
-    assert did == ["team", "end", "team", "kept", "end", "lone", "end"]
 
 
 def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
@@ -244,37 +184,26 @@ def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
         assert led.is_spoilt == is_spoilt
 
 
-def test_who_hears_of_no_parent_any_more_ends(
+def test_who_hears_of_no_launcher_any_more_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As processes on other hosts would, whose parent was killed while they waited."""
-    monkeypatch.setattr(team_worker, "PATIENCE_SECONDS", 0.2)
-    paths = TeamPaths(tmp_path)
+    """As processes on other hosts would, whose launcher was killed while they waited."""
+    paths, now = TeamPaths(tmp_path), [0]
+    paths.points.write_text("first\n")
     paths.lifeline.touch()
-    paths.points.write_text("first\nsecond")
+
+    def sleep(_: float) -> None:
+        now[0] += 30
+        if now[0] <= 300:
+            os.utime(paths.lifeline, (now[0], now[0]))
+        if now[0] == 300:
+            paths.points.write_text("first\nsecond\nhalf a line")
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(team_worker, "time", clock)
     lines = team_worker._lines(paths)
-    assert next(lines) == b"first"
+    assert list(islice(lines, 2)) == [b"first", b"second"]
+    assert now == [300], "it waits as long as its launcher lives"
     with pytest.raises(SystemExit, match="has shown no sign of life"):
-        next(lines)  # half a line is none
-    paths.points.write_text("first\nsecond\n\n")
-    assert list(islice(team_worker._lines(paths), 3)) == [b"first", b"second", b""]
-
-
-def test_who_hears_of_a_parent_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team_worker, "PATIENCE_SECONDS", 1)
-    paths, is_over = TeamPaths(tmp_path), threading.Event()
-    paths.points.touch()
-    paths.lifeline.touch()
-
-    def lead() -> None:
-        for _ in range(30):
-            time.sleep(0.05)
-            paths.lifeline.touch()
-        is_over.set()
-        paths.points.write_text("first\n")
-
-    thread = threading.Thread(target=lead)
-    thread.start()
-    assert next(team_worker._lines(paths)) == b"first"
-    assert is_over.is_set()
-    thread.join()
+        next(lines)
+    assert now == [390]
