@@ -12,8 +12,8 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,7 @@ import pytest
 
 from bsweep import launch
 from bsweep.config.run import RunConfig
-from bsweep.launch import failure, horovodrun, lifeline, machine_facts, preflight, ssh
+from bsweep.launch import horovodrun, lifeline, machine_facts, preflight, ssh
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
 from tests.support.launching import Scripted
@@ -39,21 +39,14 @@ from tests.support.running import (
 
 pytestmark = pytest.mark.full
 
-POINT = (
-    "num_workers=2",
-    "model=tiny_cnn",
-    "precision=fp32",
-    "channels_last=true",
-    "study=s",
-    *TINY,
-)
+SMALL = ("model=tiny_cnn", "precision=fp32", "channels_last=true", *TINY)
+POINT = ("num_workers=2", "study=s", *SMALL)
 STALL_SECONDS = 12
 
 
-def given(overrides: dict[str, str], hosts: str) -> tuple[str, ...]:
-    return tuple(
-        f"{key}={value}" for key, value in {**overrides, "launch.hosts": f"'{hosts}'"}.items()
-    )
+def given(overrides: dict[str, str], hosts: str) -> list[str]:
+    every = {**overrides, "launch.hosts": f"'{hosts}'"}
+    return [f"{key}={value}" for key, value in every.items()]
 
 
 def cable(what: str, host: str) -> None:
@@ -66,17 +59,12 @@ def test_hosts_that_cannot_run_a_point_are_all_named_before_it(
     overrides = {**up("3"), "num_workers": "4", "launch.network_interface": "ib0"}
     cable("cut", "h2")
     point = ("run", *POINT, *given(overrides, "h1:1,h2:1,h3:1,h9:1"), "local_batch=8")
-    forks()  # which takes long to start where much else runs
-    began = time.monotonic()
     result = bsweep(*point, cwd=tmp_path, prefix=on("h1"))
     assert result.returncode == 2, result.stderr
-    assert time.monotonic() - began < 60
     for said in (
         "h2: ssh cannot enter the host: connect to host h2 port 22",
-        (
-            "h3: launch.network_interface=ib0 is not there, or has no address: choose one that "
-            "every host has; this host has lo (127.0.0.1), eth0 (10.213.7.3)"
-        ),
+        "h3: launch.network_interface=ib0 is not there, or has no address",
+        "this host has lo (127.0.0.1), eth0 (10.213.7.3)",
         "h3: it cannot resolve h9",
         "h9: ssh cannot enter the host: Could not resolve hostname h9",
     ):
@@ -84,9 +72,7 @@ def test_hosts_that_cannot_run_a_point_are_all_named_before_it(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "nothing was begun"
 
 
-@pytest.mark.parametrize(
-    "strategy", ["ddp", pytest.param("horovod", marks=pytest.mark.full)]
-)  # it waits for long
+@pytest.mark.parametrize("strategy", ["ddp", "horovod"])
 def test_a_cut_link_is_named_and_the_same_command_resumes_the_run(
     up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str
 ) -> None:
@@ -115,27 +101,19 @@ def test_a_cut_link_is_named_and_the_same_command_resumes_the_run(
     assert "skipped, not tried: h2: ssh cannot enter the host" in second
     assert len(list(tmp_path.glob("results/s/b*"))) == 1, "the second point is as new"
     cable("join", "h2")
-    ran_ok(
-        *(word.replace("epochs=600", "epochs=1") for word in arguments),
-        cwd=tmp_path,
-        prefix=on("h1"),
-    )
+    shorter = [word.replace("epochs=600", "epochs=1") for word in arguments]
+    ran_ok(*shorter, cwd=tmp_path, prefix=on("h1"))
 
 
 def workers_on(host: str) -> list[psutil.Process]:
     """What runs on a host, but for its sshd."""
     name = f"{os.environ['BSWEEP_HOSTS_PREFIX']}-{host}"
-    pids = subprocess.run(
-        ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
-    ).stdout.split()
     found = []
-    for pid in pids:
-        try:
+    for pid in subprocess.check_output(["ip", "netns", "pids", name], text=True).split():
+        with suppress(psutil.NoSuchProcess):
             process = psutil.Process(int(pid))
             if "sshd" not in process.name():
                 found.append(process)
-        except psutil.NoSuchProcess:
-            continue
     return found
 
 
@@ -143,9 +121,7 @@ def over(*overrides: str) -> RunConfig:
     return compose(*POINT, "local_batch=8", "launch.hosts='localhost:1,h2:1'", *overrides)
 
 
-def test_only_hosts_whose_connection_ended_are_named_as_lost(
-    tmp_path: Path,
-) -> None:
+def test_only_hosts_whose_connection_ended_are_named_as_lost(tmp_path: Path) -> None:
     """A ssh that is told to end does so with the code of one that lost its way; one may notice
     later than another.
     """
@@ -159,9 +135,8 @@ def test_only_hosts_whose_connection_ended_are_named_as_lost(
     config = over("strategy=ddp", "num_workers=4", hosts, "launch.stall_timeout_seconds=6")
     commands = [["sleep", "60"], *(["sh", "-c", script] for script in (waits, lost, lost_later))]
     outcome = Scripted(*commands).launch(LaunchRequest(config, paths, lambda: None))
-    assert re.findall(
-        r"host (h\d) is lost: Timeout, server h3 not responding", outcome.message
-    ) == ["h3", "h4"]
+    lost_hosts = re.findall(r"host (h\d) is lost: Timeout, server h3 not", outcome.message)
+    assert lost_hosts == ["h3", "h4"]
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
@@ -170,85 +145,21 @@ def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
     outcome = launch.launch(config, RunPaths(tmp_path / "run"), lambda: None)
     assert outcome.may_pass
     assert outcome.status == "failed"
-    assert (
-        "nowhere.invalid: ssh cannot enter the host: Could not resolve hostname nowhere.invalid"
-        in outcome.message
-    )
+    assert "nowhere.invalid: ssh cannot enter the host: Could not resolve" in outcome.message
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("console", "codes", "said"),
-    [
-        (
-            (
-                "[0]<stderr>:warning\nTraceback (most recent call last):\n  File 'x', line 1\n    "
-                "z()\nKeyError: 'ib0'\n"
-            ),
-            [1],
-            "the workers could not be started (exit code 1): KeyError: 'ib0'; see ",
-        ),
-        (
-            "ssh not successful for host h2:\nroot@h2: Permission denied (publickey).\n",
-            [1],
-            "host h2 is lost: root@h2: Permission denied (publickey): add this key there",
-        ),
-        ("", [1], "the workers could not be started (exit code 1): it printed nothing; see "),
-        (
-            "W1 run.py:8] *****\n",
-            [-9],
-            "the workers could not be started (SIGKILL): killed from outside, perhaps by",
-        ),
-    ],
-)
-def test_a_launchers_end_is_told_in_a_sentence(
-    tmp_path: Path, console: str, codes: list[int], said: str
-) -> None:
-    log = tmp_path / "launcher.log"
-    log.write_text(console)
-    outcome = failure.outcome(over("strategy=horovod"), RunPaths(tmp_path), [], log, codes)
-    assert outcome.message.startswith(said)
-    assert "\n" not in outcome.message
-
-
-def test_a_lone_host_that_horovodrun_cannot_reach_is_named(tmp_path: Path) -> None:
-    log = tmp_path / "launcher.log"
-    log.write_text(
-        "ssh not successful for host h2:\nssh: connect to host h2 port 22: Connection refused\n"
-    )
-    config = compose(*POINT, "local_batch=8", "launch.hosts='h2:2'", "strategy=horovod")
-    outcome = failure.outcome(config, RunPaths(tmp_path), [], log, [1])
-    assert outcome.message.startswith(
-        "host h2 is lost: connect to host h2 port 22: Connection refused: start an sshd"
-    )
-
-
-def test_a_launcher_that_ends_while_workers_train_is_told_so(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    paths.rank_logs(0).mkdir(parents=True)
-    paths.alive(0).touch()
-    paths.launcher_log.write_text("RuntimeError: Event loop stopped\n")
-    outcome = failure.outcome(compose("local_batch=8"), paths, [], paths.launcher_log, [1])
-    assert outcome.message.startswith(
-        "the workers' launcher ended while they trained (exit code 1): RuntimeError"
-    )
-
-
-@contextmanager
-def answers(**changes: object) -> Iterator[list[preflight.Answer]]:
-    """What this machine says, and what h2 would."""
-    here = json.loads(json.dumps(machine_facts.facts(machine_facts.Request())))
-    yield [preflight.Answer("", here), preflight.Answer("h2", {**here, **changes})]
+def problems_of(config: RunConfig, **changes: object) -> list[str]:
+    """What is wrong with h2 if it says what this machine says, but for these changes."""
+    here = json.loads(json.dumps(machine_facts.facts(machine_facts.Request(device="cpu"))))
+    answers = [preflight.Answer("", here), preflight.Answer("h2", {**here, **changes})]
+    return preflight.host_problems(config, {"h2": 2}, answers)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"python": "3.9.1"}, "h2: Python 3.9 there, "),
-        (
-            {"versions": {"bsweep": "9", "torch": None, "torchvision": None, "horovod": None}},
-            "h2: torch is not there, ",
-        ),
         ({"code": "c0ffee"}, "h2: its bsweep has different code"),
         ({"point": "c0ffee"}, "is not the same folder there: put results_dir on a file system"),
         (
@@ -256,29 +167,20 @@ def answers(**changes: object) -> Iterator[list[preflight.Answer]]:
             "h2: data=synthetic differs between there and here: give all hosts the same files",
         ),
         ({"gpus": 1}, "h2: it has 1 GPU for 2 workers: give it no more slots than GPUs"),
-        (
-            {"without_ipv4": ["h3"]},
-            "h2: it reaches h3 by IPv6 only, and Horovod needs IPv4: give the hosts IPv4 addresses",
-        ),
+        ({"without_ipv4": ["h3"]}, "h2: it reaches h3 by IPv6 only, and Horovod needs IPv4: give"),
         ({"problems": ["/data: Permission denied"]}, "h2: /data: Permission denied"),
     ],
 )
 def test_what_differs_on_a_host_is_told_with_a_remedy(
     changes: dict[str, object], said: str
 ) -> None:
-    with answers(**changes) as both:
-        assert said in "\n".join(
-            preflight.host_problems(over("launch.network_interface=null"), {"h2": 2}, both)
-        )
+    assert said in "\n".join(problems_of(over("launch.network_interface=null"), **changes))
 
 
 def test_equal_hosts_and_another_build_of_one_torch_are_accepted() -> None:
-    with answers() as both:
-        assert both[1].facts
-        versions = both[1].facts["versions"]
-        other = {**versions, "torch": f"{preflight._public(versions['torch'])}+other"}
-        both[1] = dataclasses.replace(both[1], facts={**both[1].facts, "versions": other})
-        assert preflight.host_problems(over(), {"h2": 2}, both) == []
+    versions = machine_facts.facts(machine_facts.Request())["versions"]
+    other = f"{versions['torch'].partition('+')[0]}+other"
+    assert problems_of(over(), versions={**versions, "torch": other}) == []
 
 
 @pytest.mark.parametrize(
@@ -370,11 +272,10 @@ def test_a_host_whose_python_lacks_torch_is_named(
 def test_a_key_that_ssh_would_not_take_is_told(tmp_path: Path) -> None:
     key = tmp_path / "key"
     config = over(f"launch.ssh_identity_file={key}")
-    with answers() as both:
-        (missing,) = preflight.host_problems(config, {"h2": 1}, both)
-        key.touch(mode=0o644)
-        (open_to_all,) = preflight.host_problems(config, {"h2": 1}, both)
+    (missing,) = problems_of(config)
     assert "there is no such file" in missing
+    key.touch(mode=0o644)
+    (open_to_all,) = problems_of(config)
     assert f"chmod 600 {key}" in open_to_all
 
 
@@ -395,10 +296,8 @@ def test_other_files_of_the_same_names_are_told(tmp_path: Path) -> None:
     prints = []
     for content in ("one text", "two text", "one text"):
         (tmp_path / "text.txt").write_text(content)
-        card = compose(
-            "local_batch=2", "data=text", f"data.path={tmp_path / 'text.txt'}", "model=llama_tiny"
-        ).data
-        prints.append(machine_facts.fingerprint(card))
+        text = ("data=text", f"data.path={tmp_path}/text.txt", "model=llama_tiny")
+        prints.append(machine_facts.fingerprint(compose("local_batch=2", *text).data))
     assert prints[0] == prints[2] != prints[1]
 
 
@@ -408,13 +307,3 @@ def test_other_files_of_the_same_names_are_told(tmp_path: Path) -> None:
 def test_host_names_that_ssh_would_take_for_something_else_are_refused(hosts: str) -> None:
     with pytest.raises(ValueError, match=r"not of the form h1:4,h2:4"):
         compose("local_batch=8", f'launch.hosts="{hosts}"')
-
-
-def test_sshs_word_is_found_among_others() -> None:
-    said = (
-        "Warning: Permanently added 'h2' to the list of known hosts.\n[1]<stderr>:Timeout, server "
-        "h2 not responding.\n"
-    )
-    assert ssh.reason(said) == "Timeout, server h2 not responding"
-    assert "make sure that the host runs" in ssh.remedy(said)
-    assert ssh.reason("RuntimeError: Connection closed by peer") is None

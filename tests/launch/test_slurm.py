@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,35 +20,29 @@ import pytest
 from bsweep import launch, load
 from bsweep.config import slurm
 from bsweep.config.values import ConfigError
-from bsweep.launch import environment, failure, preflight, srun
-from bsweep.runlog.files import RunPaths
+from bsweep.launch import environment, preflight, srun
 from bsweep.runlog.reading import read_records
 from bsweep.study import states
-from tests.support.running import (
-    HOSTS,
-    ROOT,
-    TINY,
-    bsweep,
-    compose,
-    forks,
-    popen,
-    ran_ok,
-    summaries,
-    tool,
-)
-from tests.support.synthetic_study import META, write_run
+from tests.launch.test_host_failures import SMALL, cable
+from tests.support.running import ROOT, bsweep, compose, forks, popen, ran_ok, summaries, tool
 
 pytestmark = pytest.mark.full
 
 SLURM = str(ROOT / "scripts/slurm.sh")
-CLUSTERS = ROOT / "docs/clusters.md"
 
 ALLOCATION = {
     "SLURM_JOB_NODELIST": "n[01-02],gpu7",
     "SLURM_JOB_ID": "5",
     "SLURM_TASKS_PER_NODE": "2(x2),1",
 }
+STARTED_TWICE = {**ALLOCATION, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
 POINT = ("local_batch=8", "num_workers=2", "launch.hosts=slurm")
+
+
+@pytest.fixture
+def in_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ALLOCATION.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize(
@@ -64,85 +60,59 @@ def test_nodes_and_slots_are_those_of_the_allocation(more: dict[str, str], hosts
     assert slurm.hosts({**ALLOCATION, **more, slurm.HOSTS: "a:1"}) == "a:1", "what the parent found"
 
 
-def test_servers_beside_workers_are_told_of_the_allocation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in ALLOCATION.items():
-        monkeypatch.setenv(name, value)
-    point = ("local_batch=8", "num_workers=5", "strategy=parameter_server", "launch=srun")
-    (warning,) = launch.check_machine(compose(*point, "strategy.num_servers=1"))
-    assert warning == (
-        "1 of 1 servers run beside workers: the SLURM allocation n01:2,n02:2,gpu7:1 has no more "
-        "slots"
-    )
+@pytest.mark.usefixtures("in_allocation")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "num_workers=5 strategy=parameter_server strategy.num_servers=1 launch=srun",
+            "1 of 1 servers run beside workers: the SLURM allocation n01:2,n02:2,gpu7:1 has",
+        ),
+        ("num_workers=2 launch.hosts=slurm", "2 of the allocation's 3 nodes are not used (n02, "),
+    ],
+    ids=["servers beside workers", "idle nodes"],
+)
+def test_what_does_not_suit_the_allocation_is_told(words: str, said: str) -> None:
+    (warning,) = launch.check_machine(compose("local_batch=8", *words.split()))
+    assert warning.startswith(said)
 
 
+@pytest.mark.usefixtures("in_allocation")
 def test_a_point_in_an_allocation_keeps_its_id_on_other_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ids = set()
-    for nodes in ("n[01-03]", "m[4-6]"):
-        for name, value in {**ALLOCATION, "SLURM_JOB_NODELIST": nodes}.items():
-            monkeypatch.setenv(name, value)
-        ids.add(compose(*POINT).run_id)
-    assert len(ids) == 1, "a job that is queued again goes on with its run"
+    before = compose(*POINT)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "m[4-6]")
+    assert compose(*POINT).run_id == before.run_id, "a job that is queued again resumes its run"
     assert compose(*POINT).launch.named_hosts == "m4:2,m5:2,m6:1"
 
 
-def test_a_run_in_an_allocation_is_read_with_the_nodes_that_it_had(tmp_path: Path) -> None:
-    for seed, settings in enumerate(({"launch.hosts": "slurm"}, {"launch.name": "srun"})):
-        meta = {**META, "hosts": "n01:1,n02:1"}
-        write_run(tmp_path, local_batch=8, num_workers=2, seed=seed, settings=settings, meta=meta)
-    assert load(tmp_path).runs["placement"].tolist() == ["2 nodes", "2 nodes"]
-
-
-def test_nodes_that_no_worker_uses_are_told(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("command", "variables", "said"),
+    [
+        *((command, {}, "start bsweep by sbatch") for command in ("run", "plan", "doctor")),
+        *((command, STARTED_TWICE, "leave srun out") for command in ("run", "probe", "profile")),
+    ],
+)
+def test_outside_an_allocation_or_several_times_nothing_is_started(
+    tmp_path: Path, command: str, variables: dict[str, str], said: str
 ) -> None:
-    for name, value in ALLOCATION.items():
-        monkeypatch.setenv(name, value)
-    assert (
-        "2 of the allocation's 3 nodes are not used (n02, gpu7): ask SLURM for fewer nodes"
-        in launch.check_machine(compose(*POINT))
-    )
-
-
-@pytest.mark.parametrize("command", ["run", "plan", "doctor"])
-def test_outside_an_allocation_nothing_is_started(tmp_path: Path, command: str) -> None:
-    result = bsweep(command, *POINT, cwd=tmp_path)
+    result = bsweep(command, *POINT, cwd=tmp_path, env=variables)
     assert result.returncode == 2, result.stderr
-    assert (
-        "there is none here (SLURM_JOB_NODELIST is not set): start bsweep by sbatch"
-        in result.stderr
-    )
+    assert said in result.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_workers_of_srun_see_the_gpus_that_slurm_gives_on_their_node(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in ALLOCATION.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.usefixtures("in_allocation")
+def test_workers_of_srun_see_the_gpus_that_slurm_gives_on_their_node() -> None:
     parent = {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_HOME": "/cuda"}
-    card = compose("local_batch=8", "num_workers=2", "strategy=ddp", "launch=srun").launch
-    assert "CUDA_VISIBLE_DEVICES" not in environment.by_file(parent, card)  # type: ignore[arg-type]
-    assert environment.by_file(parent, card)["CUDA_HOME"] == "/cuda"  # type: ignore[arg-type]
-    torchrun = compose("local_batch=8", "num_workers=2", "strategy=ddp").launch
-    assert environment.by_file(parent, torchrun)["CUDA_VISIBLE_DEVICES"] == "2,3"  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("command", ["run", "probe", "profile"])
-def test_a_command_that_srun_starts_several_times_is_refused(tmp_path: Path, command: str) -> None:
-    result = bsweep(
-        command,
-        *POINT,
-        cwd=tmp_path,
-        env={**ALLOCATION, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},
+    by_srun, by_torchrun = (
+        environment.by_file(parent, compose(*POINT[:2], "strategy=ddp", f"launch={name}").launch)  # type: ignore[arg-type]
+        for name in ("srun", "torchrun")
     )
-    assert result.returncode == 2
-    assert "srun started this command 2 times" in result.stderr
-    assert "leave srun out" in result.stderr
-    assert not list(tmp_path.iterdir())
+    assert "CUDA_VISIBLE_DEVICES" not in by_srun
+    assert by_srun["CUDA_HOME"] == "/cuda"
+    assert by_torchrun["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 def test_ranks_that_failed_are_read_from_what_srun_prints() -> None:
@@ -161,53 +131,21 @@ def test_ranks_that_failed_are_read_from_what_srun_prints() -> None:
     ]
 
 
-def test_a_node_that_slurm_lost_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in ALLOCATION.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "log").write_text("srun: error: Node failure on n02\nsrun: Job step aborted\n")
-    config = compose("local_batch=8", "num_workers=4", "strategy=ddp", "launch=srun")
-    outcome = failure.outcome(config, RunPaths(tmp_path), [], tmp_path / "log", [1])
-    assert outcome.message.startswith(
-        "host n02 is lost: SLURM lost the node: ask SLURM about the node"
-    )
-    assert outcome.may_pass
+UNREACHABLE = "srun cannot enter the host: "
+NO_BSWEEP = f"bsweep does not run there by {sys.executable} "
 
 
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        (
-            (
-                "srun: error: Task launch for StepId=2.5 failed on node h3: Communication "
-                "connection failure\nsrun: Job"
-            ),
-            (
-                "srun cannot enter the host: Task launch for StepId=2.5 failed on node h3: "
-                "Communication connection failure: ask "
-            ),
-        ),
-        (
-            (
-                "srun: error: Unable to create step for job 3: Requested node configuration is not "
-                "available\n"
-            ),
-            (
-                "srun cannot enter the host: Unable to create step for job 3: Requested node "
-                "configuration is not available: ask "
-            ),
-        ),
+        ("srun: error: Task launch failed on node h3: No", f"{UNREACHABLE}Task launch failed on "),
+        ("srun: error: Unable to create step for job 3", f"{UNREACHABLE}Unable to create step "),
         (
             "/x/python: No module named bsweep\nsrun: error: h3: task 0: Exited with exit code 1\n",
-            f"bsweep does not run there by {sys.executable} (/x/python: No module named bsweep)",
+            f"{NO_BSWEEP}(/x/python: No module named bsweep)",
         ),
-        (
-            "srun: error: Invalid job id\n",
-            f"bsweep does not run there by {sys.executable} (srun: error: Invalid job id)",
-        ),
-        (
-            "env: 'srun': No such file or directory\n",
-            "there is no srun on this machine",
-        ),
+        ("srun: error: Invalid job id\n", f"{NO_BSWEEP}(srun: error: Invalid job id)"),
+        ("env: 'srun': No such file or directory\n", "there is no srun on this machine"),
     ],
 )
 def test_why_a_node_does_not_answer_is_read_from_what_srun_prints(said: str, problem: str) -> None:
@@ -222,14 +160,7 @@ def test_what_srun_cannot_start_is_refused_with_a_remedy() -> None:
 
 # From here on with a real one.
 
-POINTS = (
-    *TINY,
-    "model=tiny_cnn",
-    "precision=fp32",
-    "channels_last=true",
-    "launch.threads_per_worker=1",
-)
-GRID = (*POINTS, "num_workers=2")
+GRID = (*SMALL, "launch.threads_per_worker=1", "num_workers=2")
 LONG = ("local_batch=4", "epochs=40", "checkpoint_every=1", "log_every_steps=1000")
 
 
@@ -237,9 +168,8 @@ LONG = ("local_batch=4", "epochs=40", "checkpoint_every=1", "log_every_steps=100
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder on a SLURM of three nodes, with the batch script that the docs show."""
     folder = tmp_path_factory.mktemp("cluster")
-    (script,) = re.findall(
-        r"```bash\n(#!/bin/sh\n# sweep.sh\n.*?)```", CLUSTERS.read_text(), re.DOTALL
-    )
+    clusters = (ROOT / "docs/clusters.md").read_text()
+    (script,) = re.findall(r"(?s)```bash\n(#!/bin/sh\n# sweep.sh\n.*?)```", clusters)
     (folder / "sweep.sh").write_text(script)
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("BSWEEP_HOSTS_PREFIX", f"slurm{os.getpid()}")
@@ -259,29 +189,42 @@ def typed(folder: Path, *words: str) -> str:
     result = subprocess.run(
         [SLURM, "run", *words], cwd=folder, capture_output=True, text=True, timeout=200, check=False
     )
-    said = [path.read_text() for path in folder.glob("slurm-*.out")]
-    assert result.returncode == 0, "\n".join([result.stdout, result.stderr, *said])
+    assert result.returncode == 0, "\n".join([result.stdout, result.stderr, said_by_jobs(folder)])
     return result.stdout
+
+
+def said_by_jobs(folder: Path) -> str:
+    return "\n".join(path.read_text() for path in folder.glob("slurm-*.out"))
+
+
+def until(folder: Path, is_so: Callable[[], object]) -> None:
+    ends = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < ends, said_by_jobs(folder)
+        time.sleep(0.2)
+
+
+def until_there(folder: Path, pattern: str) -> None:
+    until(folder, lambda: list(folder.glob(pattern)))
 
 
 def losses(folder: Path, study: str) -> list[tuple[str, list[float]]]:
     """By run, the losses of its epochs."""
-    found = sorted((folder / "results" / study).glob("b*"))
-    assert {summary["status"] for summary in summaries(folder, study).values()} == {"completed"}, (
-        study
-    )
-    every = ((run.name, read_records(RunPaths(run).metrics)[0]) for run in found)
+    ends = summaries(folder, study).values()
+    assert {summary["status"] for summary in ends} == {"completed"}, study
     return [
-        (name, [record["test_loss"] for record in records if record["type"] == "epoch"])
-        for name, records in every
+        (path.parent.name, [one["test_loss"] for one in records(path) if one["type"] == "epoch"])
+        for path in sorted((folder / "results" / study).glob("b*/metrics.jsonl"))
     ]
 
 
 def events(folder: Path, study: str) -> list[str]:
-    found = (
-        read_records(RunPaths(run).metrics)[0] for run in (folder / "results" / study).glob("b*")
-    )
-    return [record["event"] for records in found for record in records if record["type"] == "event"]
+    every = (folder / "results" / study).glob("b*/metrics.jsonl")
+    return [one["event"] for path in every for one in records(path) if one["type"] == "event"]
+
+
+def records(metrics: Path) -> tuple[dict[str, Any], ...]:
+    return read_records(metrics)[0]
 
 
 @pytest.fixture(scope="module")
@@ -302,40 +245,21 @@ BY_SRUN = ("strategy=allreduce", "launch=srun")
 
 def of_study(folder: Path, study: str) -> list[psutil.Process]:
     """All processes on any node that work on a study."""
-    found = psutil.process_iter(["cmdline"])
-    return [
-        one
-        for one in found
-        if str(folder / "results" / study) in " ".join(one.info["cmdline"] or ())
-    ]
-
-
-def until(folder: Path, pattern: str) -> None:
-    ends = time.monotonic() + 120
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < ends, [path.read_text() for path in folder.glob("slurm-*.out")]
-        time.sleep(0.2)
+    every, path = psutil.process_iter(["cmdline"]), str(folder / "results" / study)
+    return [one for one in every if path in " ".join(one.info["cmdline"] or ())]
 
 
 def test_srun_trains_on_two_nodes_what_torchrun_does_on_one(cluster: Path) -> None:
-    points = (*GRID, "local_batch=8,16", "epochs=2")
-    typed(
-        cluster,
-        "sbatch",
-        "--wait",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "sweep.sh",
-        "-m",
-        *points,
-        "study=srun",
-    )
+    points = ("-m", *GRID, "local_batch=8,16", "epochs=2")
+    shape = ("--wait", "--nodes=2", "--ntasks-per-node=1")
+    typed(cluster, "sbatch", *shape, "sweep.sh", *points, "study=srun")
     (meta, _) = (json.loads(path.read_text()) for path in cluster.glob("results/srun/b*/meta.json"))
     assert meta["hosts"] == "h1:1,h2:1"
     assert len(list(cluster.glob("results/srun/b*/logs/launcher.log"))) == 1, (
         "one step has trained both points"
     )
-    ran_ok("run", "-m", *points, "strategy=allreduce", "study=torchrun", cwd=cluster)
+    assert load(cluster / "results/srun").runs["placement"].tolist() == ["2 nodes"] * 2
+    ran_ok("run", *points, "strategy=allreduce", "study=torchrun", cwd=cluster)
     ours, theirs = losses(cluster, "srun"), losses(cluster, "torchrun")
     assert [values for _, values in ours] == [values for _, values in theirs]
 
@@ -346,52 +270,28 @@ QUEUED_AGAIN = {
 }
 
 
-@pytest.fixture(scope="module")
-def queued_again(cluster: Path, undisturbed: list[float]) -> Path:
-    """The cluster after jobs were queued again, in the ways of QUEUED_AGAIN, and have ended.
+def is_completed(folder: Path, study: str) -> bool:
+    return [end["status"] for end in summaries(folder, study).values()] == ["completed"]
 
-    All wait together: SLURM has a job that is queued again wait.
-    """
-    assert undisturbed
+
+def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
+    cluster: Path, undisturbed: list[float]
+) -> None:
+    """All wait together: SLURM has a job that is queued again wait."""
     shape = ("--parsable", "--nodes=2", "--ntasks-per-node=1")
     jobs = {
         study: typed(cluster, "sbatch", *shape, "sweep.sh", *GRID, *LONG, f"study={study}").strip()
         for study in QUEUED_AGAIN
     }
-    signalled = {
-        f"results/{study}/b4*": (*words, jobs[study]) for study, words in QUEUED_AGAIN.items()
-    }
-    for pattern in some_first(cluster, signalled):
-        typed(cluster, *signalled[pattern])
-    ends = time.monotonic() + 120
-    for study in QUEUED_AGAIN:
-        while (ended := summaries(cluster, study).get(4, {}).get("status")) != "completed":
-            assert time.monotonic() < ends, (ended, typed(cluster, "squeue"))
-            time.sleep(0.5)
-    for job in jobs.values():
-        said_by_job = " ".join((cluster / f"slurm-{job}.out").read_text().split())
-        assert said_by_job.count("stopped on request after step") == 1, "it has saved"
-    return cluster
-
-
-def some_first(folder: Path, patterns: Iterable[str]) -> Iterator[str]:
-    """Patterns of runs, each as soon as such a run has saved a checkpoint."""
-    waiting, ends = [*patterns], time.monotonic() + 120
-    while waiting:
-        assert time.monotonic() < ends, [path.read_text() for path in folder.glob("slurm-*.out")]
-        for pattern in [*waiting]:
-            if list(folder.glob(f"{pattern}/checkpoint/*/complete.json")):
-                waiting.remove(pattern)
-                yield pattern
-        time.sleep(0.1)
-
-
-@pytest.mark.parametrize("study", QUEUED_AGAIN)
-def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
-    queued_again: Path, undisturbed: list[float], study: str
-) -> None:
-    assert "resumed" in events(queued_again, study)
-    assert losses(queued_again, study)[0][1] == undisturbed
+    for study, words in QUEUED_AGAIN.items():  # in the order in which SLURM begins them
+        until_there(cluster, f"results/{study}/b*/checkpoint/*/complete.json")
+        typed(cluster, *words, jobs[study])
+    for study, job in jobs.items():
+        until(cluster, partial(is_completed, cluster, study))
+        said = " ".join((cluster / f"slurm-{job}.out").read_text().split())
+        assert said.count("stopped on request after step") == 1, "it has saved"
+        assert "resumed" in events(cluster, study)
+        assert losses(cluster, study)[0][1] == undisturbed
 
 
 def test_jobs_of_an_array_share_a_sweep_and_one_is_queued_again(
@@ -401,23 +301,15 @@ def test_jobs_of_an_array_share_a_sweep_and_one_is_queued_again(
     shape = ("--parsable", "--array=1-3", "--nodes=1", "--ntasks-per-node=2")
     job = typed(cluster, "sbatch", *shape, "sweep.sh", "-m", *points).strip()
     said = [cluster / f"slurm-{job}_{number}.out" for number in (1, 2, 3)]
-    until(cluster, "results/array/b*/checkpoint/*/complete.json")
-    ends = time.monotonic() + 120
-    while "epoch 1/40" not in said[1].read_text():
-        assert time.monotonic() < ends, said[1].read_text()
-        time.sleep(0.2)
+    until_there(cluster, "results/array/b*/checkpoint/*/complete.json")
+    until(cluster, lambda: "epoch 1/40" in said[1].read_text())
     typed(cluster, "scancel", "--signal=USR1", "--batch", f"{job}_2")
-    while typed(cluster, "squeue", "--noheader", f"--jobs={job}").strip():
-        assert time.monotonic() < ends, typed(cluster, "squeue")
-        time.sleep(0.5)
-    assert [state.status for state in states.read_states(cluster / "results/array").values()] == [
-        "completed"
-    ] * 6
+    until(cluster, lambda: not typed(cluster, "squeue", "--noheader", f"--jobs={job}").strip())
+    every = states.read_states(cluster / "results/array").values()
+    assert [state.status for state in every] == ["completed"] * 6
     assert undisturbed in [values for _, values in losses(cluster, "array")]
     printed = [path.read_text() for path in said]
-    assert all("2 workers, allreduce, 40 epochs" in text for text in printed), (
-        "each has trained a part"
-    )
+    assert all("2 workers, allreduce, 40" in text for text in printed), "each has trained a part"
     first, again = printed[1].split("bsweep: interrupted; ")
     assert "[6/6]" not in first
     assert "[6/6]" in again, "it has saved, and come again"
@@ -430,7 +322,7 @@ def test_a_killed_srun_leaves_no_process_and_the_next_one_resumes(
     with (cluster / "said").open("w+") as said:
         words = (*GRID, *LONG, *BY_SRUN, "launch.retries=1", "study=killed")
         sweep = popen([*allocation(2), tool("bsweep"), "run", *words], cluster, output=said)
-        until(cluster, "results/killed/b*/checkpoint/*/complete.json")
+        until_there(cluster, "results/killed/b*/checkpoint/*/complete.json")
         left = of_study(cluster, "killed")
         sruns = [one for one in left if one.name() == "srun"]
         # It has one that looks after it.
@@ -444,10 +336,6 @@ def test_a_killed_srun_leaves_no_process_and_the_next_one_resumes(
     assert not of_study(cluster, "killed")
 
 
-def cable(what: str, host: str) -> None:
-    subprocess.run([HOSTS, what, host], check=True)
-
-
 STAGES = """
 for stage in cut unplugged back; do
     until [ $stage != back ] || [ -e plugged_in ]; do sleep 0.1; done
@@ -458,48 +346,26 @@ done
 """
 
 
-def test_a_cut_node_is_named_and_the_same_command_resumes_the_run(
-    cluster: Path,
-) -> None:
+def test_a_cut_node_is_named_and_the_same_command_resumes_the_run(cluster: Path) -> None:
     """Within one allocation, as a batch script would: SLURM itself takes minutes to see that a node
     is back.
     """
-    points = (
-        *POINTS,
-        *LONG[1:],
-        "num_workers=3",
-        "local_batch=4,8",
-        "study=cut",
-        "launch.stall_timeout_seconds=12",
-    )
-    command = [
-        *allocation(3),
-        "sh",
-        "-c",
-        STAGES,
-        "sh",
-        tool("bsweep"),
-        "run",
-        "-m",
-        *points,
-        *BY_SRUN,
-    ]
+    grid = (*GRID, *LONG[1:], "num_workers=3", "local_batch=4,8", "launch.stall_timeout_seconds=12")
+    sweep = [tool("bsweep"), "run", "-m", *grid, *BY_SRUN, "study=cut"]
+    command = [*allocation(3), "sh", "-c", STAGES, "sh", *sweep]
     with (cluster / "said").open("w") as said:
         job = popen(command, cluster, output=said)
-        until(cluster, "results/cut/b*/checkpoint/*/complete.json")
+        until_there(cluster, "results/cut/b*/checkpoint/*/complete.json")
         cable("cut", "h3")
         try:
-            until(cluster, "unplugged.code")
+            until_there(cluster, "unplugged.code")
         finally:
             cable("join", "h3")
         assert not of_study(cluster, "cut")
         (cluster / "plugged_in").touch()
         assert job.wait(200) == 0
-    assert [(cluster / f"{stage}.code").read_text() for stage in ("cut", "unplugged", "back")] == [
-        "1\n",
-        "2\n",
-        "0\n",
-    ]
+    codes = [(cluster / f"{stage}.code").read_text() for stage in ("cut", "unplugged", "back")]
+    assert codes == ["1\n", "2\n", "0\n"]
     first, second = (cluster / "cut.said").read_text().split("[2/2]")
     no_way = "h3: srun cannot enter the host: Task launch for StepId="
     assert "timeout after" in first
