@@ -39,11 +39,14 @@ def card(*overrides: str) -> HorovodrunConfig:
             "correct launch.ssh_options",
         ),
         (
-            "Offending ED25519 key in /home/me/.ssh/known_hosts:3\n"
-            "Host key for [h2]:2222 has changed and you have requested strict checking.\n"
-            "Host key verification failed.",
-            "Host key for [h2]:2222 has changed (`ssh-keygen -f /home/me/.ssh/known_hosts -R "
-            "'[h2]:2222'` forgets the known one)",
+            (
+                "Offending ED25519 key in /home/me/.ssh/known_hosts:3\n"
+                "Host key for [h2]:2222 has changed and you have requested strict checking."
+            ),
+            (
+                "Host key for [h2]:2222 has changed (`ssh-keygen -f /home/me/.ssh/known_hosts -R "
+                "'[h2]:2222'` forgets the known one)"
+            ),
             "forget the known key only if you know why",
         ),
         ("RuntimeError: Connection closed by peer", None, ""),
