@@ -86,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.full
 def test_one_prediction_names_the_best_way_of_all(folder: Path) -> None:
     """No run had 16 micro-batches on 4 workers: the formula says how long its steps take."""
-    found = bsweep.predict(folder, TARGET)
+    found = bsweep.predict(folder, TARGET, workers=[2, 4], batches=[64, 256, 512])
     cells = found.cells.set_index(["way", "global_batch", "num_workers"])
     ways = set(found.cells["way"])
     of_pipeline = {way for way in ways if way.startswith("pipeline")}
@@ -114,7 +114,7 @@ def test_one_prediction_names_the_best_way_of_all(folder: Path) -> None:
     # The steps to the target are those of the global batch alone.
     assert (cells.groupby("global_batch")["steps"].nunique() == 1).all()
     assert set(found.leave_out["way"]) == ways
-    unseen = cells.loc[(of_16, 256, 4)]
+    (unseen,) = cells.loc[[(of_16, 256, 4)]].to_dict("records")
     step_seconds = truth[of_16].step_seconds(64, 4)
     assert unseen["num_runs"] == 0
     assert unseen["step_seconds_low"] < step_seconds < unseen["step_seconds_high"]
