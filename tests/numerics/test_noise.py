@@ -263,10 +263,23 @@ def test_replicas_of_a_split_model_measure_what_whole_ones_do(
             assert ours[key] == pytest.approx(theirs[key], rel=1e-8), key
 
 
+SLOW = """\
+from torch import nn
+
+def build(num_classes, shape, width=32):
+    first = nn.Conv2d(shape[0], width, 3, padding=1)
+    second = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
+    pool = nn.Sequential(nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(first, nn.ReLU(), second, pool, nn.Linear(2 * width, num_classes))
+"""
+
+
 @pytest.mark.full
 def test_a_real_run_predicts_by_its_noise_scale(tmp_path: Path) -> None:
     """One batch alone: without the noise scale there would be nothing to say of others."""
-    data = ("data.side=8", "data.crop_padding=0", "model=tiny_cnn", "model.width=8")
+    (tmp_path / "slow.py").write_text(SLOW)
+    model = "model.target=slow.py:build"
+    data = ("data.side=8", "data.crop_padding=0", "model=own", model, "model.options.width=8")
     kind = ("strategy=single", "launch=inline", "precision=fp32", "channels_last=true", "epochs=5")
     target = (
         "evaluate_every_examples=700",

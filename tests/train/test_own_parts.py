@@ -127,8 +127,8 @@ def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:
 
 
 def test_a_policy_decides_what_a_round_takes() -> None:
-    words = (f"{BATCHING}=parts.py:Growing", "+batching.options.times=3", "num_workers=2")
-    policy = batching.build(resolved(*words))
+    words = f"{BATCHING}=parts.py:Growing +batching.options.times=3 num_workers=2"
+    policy = batching.build(resolved(*words.split()))
     assert [share.num_examples for share in policy.shares(0.5)] == [8, 8]
     shares = [(share.num_examples, share.num_passes) for share in policy.shares(1.0)]
     assert shares == [(24, 3), (24, 3)]

@@ -569,11 +569,6 @@ GPU = (
     "local_batch=64",
     "epochs=1",
 )
-MORE: tuple[tuple[str, ...], ...] = (
-    (),
-    ("precision=bf16",),
-    ("model=vgg16", "accumulation_steps=2"),
-)
 
 
 @pytest.fixture
@@ -585,7 +580,10 @@ def same_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("more", [on_gpus(more) for more in MORE])
+@pytest.mark.parametrize(
+    "more",
+    [on_gpus(more) for more in ((), ("precision=bf16",), ("model=vgg16", "accumulation_steps=2"))],
+)
 def test_a_gpus_graph_computes_what_its_kernels_do(
     tmp_path: Path, same_order: None, more: tuple[str, ...]
 ) -> None:
