@@ -94,6 +94,7 @@ def test_all_files_are_written(page: Path) -> None:
     assert all(path.stat().st_size > 60 for path in page.parent.iterdir())
 
 
+@pytest.mark.full
 def test_it_opens_with_the_recommended_cell_and_its_interval(
     written: tuple[Path, list[str]],
 ) -> None:

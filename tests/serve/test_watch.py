@@ -30,7 +30,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
 from bsweep.runlog.measured import Evaluation
 from bsweep.study.attendance import claim_of_run
-from tests.support.running import Fork, popen
+from tests.support.running import popen
 from tests.support.synthetic_study import META, write_run, write_study
 
 HOSTILE = "<b>two"
@@ -204,12 +204,13 @@ def test_new_records_reach_a_reader_who_follows_until_the_server_is_interrupted(
 ) -> None:
     words = [
         "data=digits", "data.subset=200", "model=tiny_cnn", "strategy=single", "launch=inline",
-        "local_batch=8,16", "epochs=8", "study=live", "optimizer.warmup_epochs=0",
+        "local_batch=8,16", "epochs=40", "study=live", "optimizer.warmup_epochs=0",
     ]  # fmt: skip
-    sweep = Fork("bsweep", "run", *words, cwd=tmp_path, has_forks=True)
+    with (tmp_path / "run.log").open("w") as output:
+        sweep = popen([sys.executable, "-m", "bsweep", "run", *words], tmp_path, output=output)
     try:
         while not list(tmp_path.glob("results/live/*/metrics.jsonl")):
-            assert sweep.poll() is None
+            assert sweep.poll() is None, (tmp_path / "run.log").read_text()
             time.sleep(0.1)
         with (
             watching(tmp_path, "results/live") as server,
@@ -225,6 +226,7 @@ def test_new_records_reach_a_reader_who_follows_until_the_server_is_interrupted(
             assert len(server.log.read_text().splitlines()) == 2
     finally:
         sweep.kill()
+        sweep.wait()
     assert len(shown[0]["points"]) == 2
     curves = [curve for told in grown.queue for curve in told.values()]
     assert max(len(curve["test_accuracy"]) for curve in curves) > 3
