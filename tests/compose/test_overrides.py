@@ -230,7 +230,7 @@ FUZZ = settings(
 )
 
 
-@pytest.mark.parametrize("num_composed", [20, pytest.param(500, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_composed", [20, pytest.param(100, marks=pytest.mark.full)])
 def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(
     type_run: Type, num_composed: int
 ) -> None:

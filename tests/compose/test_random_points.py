@@ -376,12 +376,12 @@ def test_each_key_of_each_variant_has_a_value_to_draw() -> None:
 
 
 MOST_SECONDS = 300
-PER_PART = 50
+PER_PART = 25
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("part", range(3))
 def test_a_valid_point_completes_or_fails_in_plain_words(part: int, tmp_path: Path) -> None:
     composer, ends = Composer(part), Counter[str]()
     write_text(tmp_path / "text.txt", 1200)

@@ -96,7 +96,7 @@ class Typed:
         raise AssertionError(result.stderr)
 
 
-@pytest.mark.parametrize("num_strikes", [2, 50])
+@pytest.mark.parametrize("num_strikes", [2, 12])
 def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
     desk: Path, num_strikes: int
 ) -> None:
@@ -109,9 +109,7 @@ def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
 
 WITH = {
     "horovod": ("strategy=horovod",),
-    "allreduce": ("strategy=allreduce",),
     "ddp": ("strategy=ddp",),
-    "local_sgd": ("strategy=local_sgd", "strategy.sync_every=2"),
     "diloco": ("strategy=diloco", "strategy.sync_every=2", "optimizer=adamw_diloco"),
     "servers": ("strategy=parameter_server",),
 }
@@ -120,12 +118,14 @@ TWO_POINTS = {
     "servers": "local_batch=4,8",
     "diloco": "strategy.sync_every=2,4",
 }
-NUM_KILLS = 50
+NUM_KILLS = 8
 
 
-@pytest.mark.timeout(4 * 3600)
-@pytest.mark.parametrize("hosts", ["", "h2:1,h1:1"], ids=["here", "hosts"])
-@pytest.mark.parametrize("strategy", TWO_POINTS)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("strategy", "hosts"),
+    [("horovod", ""), ("servers", ""), ("diloco", ""), ("horovod", "h2:1,h1:1")],
+)
 def test_kills_at_random_leave_every_strategy_whole(
     up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, hosts: str
 ) -> None:
@@ -137,7 +137,7 @@ def test_kills_at_random_leave_every_strategy_whole(
     check_as_in_peace(typed, *strike_sweeps(typed, draw, NUM_KILLS, ("sweep", *KINDS)))
 
 
-@pytest.mark.timeout(4 * 3600)
+@pytest.mark.timeout(3600)
 def test_two_hosts_sweep_one_study_at_once_through_kills(
     up: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
@@ -148,11 +148,11 @@ def test_two_hosts_sweep_one_study_at_once_through_kills(
     grid = ("-m", "strategy=allreduce,parameter_server", "local_batch=4,8", *POINT)
     both = [Typed(tmp_path, grid, env, host, is_fresh=True) for host in ("h1", "h2")]
     draw, struck, number = random.Random("clocks"), Counter[str](), 0
-    while struck.total() < 10:
+    while struck.total() < 4:
         sweeps = [typed.begin(f"s{number}") for typed in both]
         while any(sweep.poll() is None for sweep in sweeps):
             time.sleep(draw.uniform(0.2, 3))
-            if struck.total() == 10:
+            if struck.total() == 4:
                 continue
             for place, typed in enumerate(both):
                 if sweeps[place].poll():
@@ -163,13 +163,13 @@ def test_two_hosts_sweep_one_study_at_once_through_kills(
     check_as_in_peace(both[0], number, struck)
 
 
-CUT_SECONDS = 60
+CUT_SECONDS = 20
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("stall_seconds", [300, 12])
-@pytest.mark.parametrize("strategy", WITH)
-def test_a_link_that_is_cut_for_a_minute_costs_no_strategy_its_run(
+@pytest.mark.parametrize("strategy", ["horovod", "ddp", "servers"])
+def test_a_link_that_is_cut_for_a_while_costs_no_strategy_its_run(
     up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, stall_seconds: int
 ) -> None:
     stall = f"launch.stall_timeout_seconds={stall_seconds}"
@@ -184,7 +184,7 @@ def test_a_link_that_is_cut_for_a_minute_costs_no_strategy_its_run(
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seconds", [4, 40])
+@pytest.mark.parametrize("seconds", [4, 20])
 @pytest.mark.parametrize(
     ("host", "named"),
     [
@@ -192,7 +192,7 @@ def test_a_link_that_is_cut_for_a_minute_costs_no_strategy_its_run(
         ("h2", "host h2 is lost: |rank 1 on h2 stopped"),
     ],
 )
-@pytest.mark.parametrize("strategy", WITH)
+@pytest.mark.parametrize("strategy", ["horovod", "servers"])
 def test_a_host_that_sleeps_goes_on_or_is_named(
     up: Callable[..., dict[str, str]],
     tmp_path: Path,
