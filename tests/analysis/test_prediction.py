@@ -12,13 +12,17 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from bsweep import analysis
 from bsweep.analysis.prediction import critical_batch, rates
-from bsweep.analysis.prediction.cells import cell_runs, cells_of, draw_effects, log_likelihood
+from bsweep.analysis.prediction.cells import (
+    CellRuns,
+    cell_runs,
+    cells_of,
+    draw_effects,
+    log_likelihood,
+)
 from bsweep.analysis.prediction.sampler import Array, posterior
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.analysis.prediction.steps import Known, fit_steps
@@ -80,10 +84,6 @@ def test_the_likelihood_integrates_a_normal_over_censored_cells() -> None:
     twice = [np.repeat(value, 2, axis=0) for value in (model, sigma, tau)]
     of_two = log_likelihood(bounded, twice[0], twice[1], twice[2], np.array([-np.inf, 0.0]))
     assert of_two.tolist() == [log_likelihood(bounded, model, sigma, tau)[0], -np.inf]
-    repeated = [np.repeat(value, 4000, axis=0) for value in (model, sigma, tau)]
-    many = draw_effects(bounded, repeated[0], repeated[1], repeated[2], np.random.default_rng(0))
-    assert many[:, 0].mean() > 0.03, "the bound lifts the effect above that of the exact runs alone"
-    assert many[:, 1].mean() < 0
 
 
 @pytest.mark.parametrize(
@@ -218,86 +218,74 @@ def test_nine_of_ten_intervals_cover_the_truth_censored_runs_among_them() -> Non
     assert all(0.82 <= part <= 0.99 for part in share.values()), share
 
 
-@pytest.mark.full
-@settings(max_examples=10, deadline=None, derandomize=True)
-@given(
-    critical=st.floats(20, 2000), minimum=st.floats(50, 50_000), unit=st.sampled_from([1.0, 1e-3,
-    1e4]),
-    seed=st.integers(0, 99),
-)  # fmt: skip
+@pytest.mark.parametrize(("critical", "minimum", "unit"), [(25, 50, 1e4), (1800, 40_000, 1e-3)])
 def test_plenty_of_runs_find_the_law_in_any_units(
-    critical: float, minimum: float, unit: float, seed: int
+    critical: float, minimum: float, unit: float
 ) -> None:
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     law = {float(batch): minimum * (1 + critical / batch) for batch in (8, 32, 128, 512, 2048)}
     runs = {
         batch: cell_runs(steps * np.exp(0.02 * rng.standard_normal(5)))
         for batch, steps in law.items()
     }
-    fit = fit_steps(runs, num_draws=400)
+    fit = fit_steps(runs, num_draws=DRAWS)
     assert np.exp(np.median(fit.curve(128.0))) == pytest.approx(law[128.0], rel=0.08)
     assert 0.6 < np.median(fit.critical_batch) / critical < 1.6
     longer = {batch: cell_runs(np.exp(of.exact) * unit) for batch, of in runs.items()}
-    assert fit_steps(longer, num_draws=400).minimum_steps == pytest.approx(
-        unit * fit.minimum_steps, rel=1e-6
-    )
+    in_units = fit_steps(longer, num_draws=DRAWS).minimum_steps
+    assert in_units == pytest.approx(unit * fit.minimum_steps, rel=1e-6)
 
 
 def test_few_points_give_wide_intervals_and_more_narrow_them() -> None:
     truth, rng = Truth(), np.random.default_rng(0)
-    widths = []
-    for batches, seeds in (((128,), 1), ((64, 256), 1), ((16, 64, 256, 1024), 3)):
-        runs = {
-            float(b): cell_runs(truth.steps(b) * np.exp(0.05 * rng.standard_normal(seeds)))
-            for b in batches
-        }
-        fit = fit_steps(runs)
-        low, _, high = quantiles(fit.log_steps(512.0))
+
+    def width(runs: dict[float, CellRuns], known: Known | None = None) -> float:
+        low, _, high = quantiles(fit_steps(runs, known, DRAWS).log_steps(512.0))
         assert low < math.log(truth.steps(512)) < high
-        widths.append(high - low)
+        return high - low
+
+    widths = [
+        width({
+            float(batch): cell_runs(truth.steps(batch) * np.exp(0.05 * rng.standard_normal(seeds)))
+            for batch in batches
+        })
+        for batches, seeds in (((128,), 1), ((64, 256), 1), ((16, 64, 256, 1024), 3))
+    ]  # fmt: skip
     assert widths[0] > 1.5 * widths[1] > 2 * widths[2]
-    helped = fit_steps({128.0: cell_runs([truth.steps(128)])}, Known(200.0, 3.0))
-    low, _, high = quantiles(helped.log_steps(512.0))
-    assert low < math.log(truth.steps(512)) < high
-    assert high - low < widths[0]
+    assert width({128.0: cell_runs([truth.steps(128)])}, Known(200.0, 3.0)) < widths[0]
 
 
 def test_far_from_what_was_measured_intervals_are_wider() -> None:
     runs = {float(batch): cell_runs([Truth().steps(batch)] * 3) for batch in (32, 64, 128, 256)}
-    fit = fit_steps(runs)
-    spread = [
+    fit = fit_steps(runs, num_draws=DRAWS)
+    near, far, farther = (
         float(np.std(fit.log_steps(batch) - fit.curve(batch))) for batch in (96.0, 512.0, 4096.0)
-    ]
-    assert spread[0] < spread[1] < spread[2]
+    )
+    assert near < far < farther
 
 
-@pytest.mark.full
 def test_what_one_worker_count_cannot_tell_stays_wide() -> None:
     truth = Truth(sync_seconds=0.02)
 
-    def fitted(counts: tuple[int, ...]) -> float:
+    def width(counts: tuple[int, ...]) -> float:
         cells = [Cell(batch, count) for batch in (8, 32, 128) for count in counts]
-        fit = fit_step_time([Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells])
-        low, _, high = quantiles(fit.log_seconds(Cell(32, 4)))
+        timings = [Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells]
+        low, _, high = quantiles(fit_step_time(timings, DRAWS).log_seconds(Cell(32, 4)))
         assert low < math.log(truth.step_seconds(32, 4)) < high
         return high - low
 
-    assert fitted((2,)) > fitted((2, 3))
-    assert fitted((1,)) > 2 * fitted((1, 2, 3))
+    assert width((2,)) > width((2, 3))
+    assert width((1,)) > 2 * width((1, 2, 3))
 
 
 def test_passes_of_an_accumulated_step_exchange_once() -> None:
-    truth = Truth(sync_seconds=0.03, overlap=1.0)
+    truth, unseen = Truth(sync_seconds=0.03, overlap=1.0), Cell(16, 2, 8)
     cells = [
         Cell(batch, count, passes) for batch in (8, 32) for count in (1, 2) for passes in (1, 4)
     ]
-    fit = fit_step_time(
-        [Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells for _ in range(2)]
-    )
-    unseen = Cell(16, 2, 8)
-    assert np.exp(np.median(fit.log_seconds(unseen))) == pytest.approx(
-        truth.step_seconds(*unseen[:3]), rel=0.1
-    )
+    timings = [Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells for _ in range(2)]
+    found = np.exp(np.median(fit_step_time(timings, DRAWS).log_seconds(unseen)))
+    assert found == pytest.approx(truth.step_seconds(*unseen[:3]), rel=0.1)
 
 
 def noise_records(mean_square: float, scatter: float, number: int = 60) -> pd.DataFrame:
@@ -349,21 +337,17 @@ def test_neighbouring_records_that_are_alike_widen_the_interval() -> None:
 
 def test_branches_give_the_critical_batch_by_the_same_law() -> None:
     truth = Truth(minimum_steps=40, minimum_examples=8_000)
-    branches = pd.DataFrame([
-        {
-            "global_batch": batch, "steps_to_target": truth.steps(batch) * (1 + 0.02 * seed),
-            "reached": True,
-            "is_bound": False, "trained_steps": truth.steps(batch) + 9, "steps_between": 1.0,
-        }
-        for batch in (64, 128, 256, 512) for seed in (0, 1)
-    ])  # fmt: skip
+    batches = np.repeat([64, 128, 256, 512], 2)
+    steps = np.array([*map(truth.steps, batches)])
+    branches = pd.DataFrame({
+        "global_batch": batches, "steps_to_target": steps * np.tile([1, 1.02], 4), "reached": True,
+        "is_bound": False, "trained_steps": steps + 9, "steps_between": 1.0,
+    })  # fmt: skip
     found = critical_batch.from_branches(branches)
     assert found.is_known
     assert found.low < 200 < found.high
-    assert (
-        critical_batch.from_branches(branches[:2]).verdict
-        == "not identifiable: 1 batch size reached the target from the checkpoint, two are needed"
-    )
+    verdict = critical_batch.from_branches(branches[:2]).verdict
+    assert verdict.startswith("not identifiable: 1 batch size reached the target")
 
 
 def test_estimates_that_disagree_beyond_their_intervals_are_named() -> None:
@@ -383,16 +367,16 @@ def test_the_papers_times_give_step_costs_of_its_worker_counts_only() -> None:
     intervals.
     """
     runs = analysis.published().runs
-    steps = 50 * np.ceil(50_000 / runs["global_batch"])
+    seconds = runs["train_seconds"] / (50 * np.ceil(50_000 / runs["global_batch"]))
     timings = [
-        Timing(Cell(float(batch), 4), float(seconds))
-        for batch, seconds in zip(runs["local_batch"], runs["train_seconds"] / steps, strict=True)
+        Timing(Cell(float(batch), 4), float(one))
+        for batch, one in zip(runs["local_batch"], seconds, strict=True)
     ]
     fit = fit_step_time(timings)
     examples = 50 * 50_000 / 4
     per_step, per_example = 106_885 / examples, 1599 / examples
-    at_zero = np.exp([quantiles(fit.log_seconds(Cell(1.0, 4)))[place] for place in (0, 2)])
-    assert at_zero[0] < per_step + per_example < at_zero[1]
+    low, _, high = quantiles(fit.log_seconds(Cell(1.0, 4)))
+    assert low < math.log(per_step + per_example) < high
     low, middle, high = quantiles(fit.example_seconds)
     assert low < per_example < high
     assert middle == pytest.approx(per_example, rel=0.2)
@@ -406,21 +390,15 @@ def test_the_law_does_not_explain_the_papers_collapse_at_batch_8() -> None:
     batch.
     """
     runs = analysis.published().runs
-    reached = runs["train_accuracy"] >= 0.9
-    steps = dict(zip(runs["global_batch"], 50 * 50_000 / runs["global_batch"], strict=True))
     cells = {
-        float(batch): cell_runs(below=[steps[batch]])
-        if got_there
-        else cell_runs(above=[steps[batch]])
-        for batch, got_there in zip(runs["global_batch"], reached, strict=True)
+        float(batch): cell_runs(**{"below" if accuracy >= 0.9 else "above": [50 * 50_000 / batch]})
+        for batch, accuracy in zip(runs["global_batch"], runs["train_accuracy"], strict=True)
     }
     (line,) = rates.contradictions(cells, 0.08, "per_worker")
-    assert line.startswith(
-        "batch 32 did not reach the target in 2500000 examples, batch 64 needed at most 2500000."
-    )
-    assert "causes are the learning rate (rule: per_worker), generalisation and BatchNorm" in line
-    kept = {batch: of for batch, of in cells.items() if batch > 32}
-    assert not list(rates.contradictions(kept, 0.08, "per_worker")), (
+    assert line.startswith("batch 32 did not reach the target in 2500000 examples, batch 64 needed")
+    assert "learning rate (rule: per_worker)" in line
+    del cells[32.0]
+    assert not list(rates.contradictions(cells, 0.08, "per_worker")), (
         "that 256 fell short, the law allows"
     )
 
@@ -428,14 +406,13 @@ def test_the_law_does_not_explain_the_papers_collapse_at_batch_8() -> None:
 def test_scatter_between_seeds_contradicts_nothing() -> None:
     rng, truth = np.random.default_rng(0), Truth()
     cells = {
-        float(b): cell_runs(truth.steps(b) * np.exp(0.08 * rng.standard_normal(3)))
-        for b in (16, 32, 64, 128)
+        float(batch): cell_runs(truth.steps(batch) * np.exp(0.08 * rng.standard_normal(3)))
+        for batch in (16, 32, 64, 128)
     }
     assert not list(rates.contradictions(cells, 0.08, "linear"))
-    rising = cells | {256.0: cell_runs([2 * truth.steps(128)] * 3)}
-    assert "steps to the target, batch 128 at most" in "".join(
-        rates.contradictions(rising, 0.08, "fixed")
-    )
+    cells[256.0] = cell_runs([2 * truth.steps(128)] * 3)
+    (line,) = rates.contradictions(cells, 0.08, "fixed")
+    assert "steps to the target, batch 128 at most" in line
 
 
 def test_an_exchange_across_nodes_has_costs_of_its_own() -> None:
