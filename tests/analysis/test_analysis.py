@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from bsweep import analysis, report
 from bsweep.analysis.columns import EPOCHS, RUNS, names
 from bsweep.analysis.derived import placement
 from bsweep.analysis.naming import words
-from bsweep.analysis.statistics import CHANCE_ALPHA, differ_by_chance
+from bsweep.analysis.statistics import CHANCE_ALPHA
 from bsweep.runlog.files import RunPaths
 from tests.support.running import compose
 from tests.support.synthetic_study import (
@@ -94,20 +92,20 @@ def test_a_run_that_failed_before_its_start_joins_the_curve_of_the_others(tmp_pa
         tmp_path / "s", local_batch=32, status="failed", num_epochs_done=0, message="no luck"
     )
     RunPaths(failed).metrics.unlink()
-    study = bsweep.load(tmp_path / "s")
-    cells = analysis.cells(study.runs)
+    runs = bsweep.load(tmp_path / "s").runs
+    cells = analysis.cells(runs)
     assert analysis.levels(cells) == ["variant", "num_workers", "local_batch"]
     assert cells["n"].tolist() == [1, 1, 0]
     assert cells["other_statuses"].tolist() == ["", "", "failed"]
-    assert analysis.failures(study.runs)[["status", "message"]].values.tolist() == [
-        ["failed", "no luck"]
-    ]
+    assert analysis.failures(runs)[["status", "message"]].values.tolist() == [["failed", "no luck"]]
 
 
 def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
+    """That steps were shared out anew is on record, but is nothing to warn of."""
     folder = write_run(tmp_path / "s", local_batch=8, events=("cores are shared",))
+    event = {"schema": 1, "time": 0.0, "type": "event", "event": "reallocated", "message": "more"}
     with RunPaths(folder).metrics.open("a") as file:
-        file.write('{"schema": 1, "type": "ep')
+        file.write(json.dumps(event) + '\n{"schema": 1, "type": "ep')
     study = bsweep.load(tmp_path / "s")
     assert len(study.epochs) == 3
     torn, shared = study.warnings
@@ -133,16 +131,11 @@ def test_a_run_with_an_epoch_twice_or_never_is_left_out(
     assert said in study.skipped[folder.name]
 
 
-def test_stray_files_and_hidden_folders_are_no_runs(tmp_path: Path) -> None:
-    write_run(tmp_path / "s", local_batch=8)
-    write_run(tmp_path / "s" / ".previous", local_batch=8)
-    (tmp_path / "s" / "multirun.yaml").write_text("a: 1")
-    (tmp_path / "s" / "report").mkdir()
-    assert len(bsweep.load(tmp_path / "s").runs) == 1
-
-
 def test_a_missing_or_wrong_folder_says_what_to_give(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "paper", local_batch=8)
+    write_run(tmp_path / "paper" / ".previous", local_batch=8)
+    (tmp_path / "paper" / "report").mkdir()
+    assert len(bsweep.load(tmp_path / "paper").runs) == 1
     with pytest.raises(FileNotFoundError, match=r"no such study folder. Did you mean '.*/paper'\?"):
         bsweep.load(tmp_path / "papr")
     with pytest.raises(ValueError, match="holds no runs"):
@@ -152,16 +145,13 @@ def test_a_missing_or_wrong_folder_says_what_to_give(tmp_path: Path) -> None:
 
 
 def test_a_newer_schema_and_a_damaged_line_are_errors(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "s", local_batch=8)
-    path = RunPaths(folder).metrics
+    path = RunPaths(write_run(tmp_path / "s", local_batch=8)).metrics
     whole = path.read_text()
     path.write_text(whole.replace('"schema": 1', '"schema": 2'))
     with pytest.raises(ValueError, match="record schema 2, but this bsweep reads schemas up to 1"):
         bsweep.load(tmp_path / "s")
     path.write_text(whole.replace('{"schema": 1', "oops", 1))
-    with pytest.raises(
-        ValueError, match=r"none of its 1 runs can be read: .*metrics.jsonl:1: damaged record"
-    ):
+    with pytest.raises(ValueError, match=r"none of its 1 runs .*metrics.jsonl:1: damaged record"):
         bsweep.load(tmp_path / "s")
 
 
@@ -175,39 +165,23 @@ def test_the_csv_of_a_report_load_as_the_same_study(
         tmp_path / "s", local_batch=64, status="failed", message="two\nlines", num_epochs_done=0
     )
     raw, copy = bsweep.load(tmp_path / "s"), bsweep.load(report.write(tmp_path / "s").parent)
-    for ours, theirs in (
-        (raw.runs[RUN_COLUMNS], copy.runs[RUN_COLUMNS]),
-        (raw.epochs, copy.epochs),
-    ):
-        assert_frame_equal(ours, theirs, check_dtype=False)
+    assert_frame_equal(raw.runs[RUN_COLUMNS], copy.runs[RUN_COLUMNS], check_dtype=False)
+    assert_frame_equal(raw.epochs, copy.epochs, check_dtype=False)
     assert_frame_equal(analysis.cells(raw.runs), analysis.cells(copy.runs), check_dtype=False)
     assert copy.warnings == raw.warnings
     assert analysis.comparable(copy)
 
 
-def test_intervals_over_seeds_are_students(tmp_path: Path) -> None:
-    study = bsweep.load(
-        write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=4)
-    )
-    seconds = [train_seconds(16, 1, seed=seed) for seed in range(4)]
-    low, high = stats.t.interval(0.95, df=3, loc=np.mean(seconds), scale=stats.sem(seconds))
-    cell = one_series(analysis.cells(study.runs)).loc[16]
-    assert cell["n"] == 4
-    assert cell["train_seconds"] == pytest.approx(np.mean(seconds))
-    assert cell["train_seconds_ci95"] == pytest.approx((high - low) / 2)
-
-
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_fewer_than_three_seeds_are_shown_and_have_no_interval(seeds: int, tmp_path: Path) -> None:
-    study = bsweep.load(
-        write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=seeds)
-    )
-    cell = analysis.cells(study.runs).iloc[0]
+@pytest.mark.parametrize("seeds", [1, 2, 4])
+def test_three_seeds_or_more_have_students_interval(seeds: int, tmp_path: Path) -> None:
+    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=seeds)
+    cell = one_series(analysis.cells(bsweep.load(tmp_path / "s").runs)).loc[16]
+    seconds = [train_seconds(16, 1, seed=seed) for seed in range(seeds)]
+    half = stats.t.ppf(0.975, seeds - 1) * stats.sem(seconds) if seeds >= 3 else math.nan
     assert cell["n"] == seeds
-    assert cell.filter(like="_ci95").isna().all()
-    assert cell["train_seconds_points"] == pytest.approx(
-        [train_seconds(8, 1, seed=seed) for seed in range(seeds)]
-    )
+    assert cell["train_seconds"] == pytest.approx(np.mean(seconds))
+    assert cell["train_seconds_points"] == pytest.approx(seconds)
+    assert cell["train_seconds_ci95"] == pytest.approx(half, nan_ok=True)
 
 
 def test_repetitions_of_a_seed_are_no_seeds(tmp_path: Path) -> None:
@@ -216,22 +190,11 @@ def test_repetitions_of_a_seed_are_no_seeds(tmp_path: Path) -> None:
     study = bsweep.load(tmp_path / "s")
     cell = analysis.cells(study.runs).iloc[0]
     assert (cell["n"], cell["num_runs"]) == (2, 3)
-    assert cell["train_seconds"] == pytest.approx(
-        np.mean([train_seconds(8, 1, seed=seed) for seed in (0, 1)])
-    )
+    seconds = [train_seconds(8, 1, seed=seed) for seed in (0, 1)]
+    assert cell["train_seconds"] == pytest.approx(np.mean(seconds))
     assert np.isnan(cell["train_seconds_ci95"])
     assert any("repeat a seed of the same cell: 1" in line for line in analysis.caveats(study))
-    curve = analysis.epoch_curves(study)
-    assert curve["n"].tolist() == [2] * 3
-
-
-def test_two_learning_rate_rules_are_no_seeds() -> None:
-    study = bsweep.load(MEASURED / "cifar10")
-    cells = analysis.cells(study.runs)
-    assert set(cells.index.get_level_values("lr_rule")) == {"linear", "per_worker"}
-    for table in (cells, analysis.step_times(study), analysis.accuracy_by_time(study)):
-        assert (table["n"] == 1).all()
-        assert table.filter(like="_ci95").isna().all(axis=None)
+    assert analysis.epoch_curves(study)["n"].tolist() == [2] * 3
 
 
 def test_what_is_at_chance_has_not_learned(tmp_path: Path) -> None:
@@ -275,37 +238,51 @@ def test_the_fastest_is_among_the_accurate_that_have_learned(tmp_path: Path) -> 
 
 
 TWO_HOSTS = {"launch.hosts": "h1:1,h2:1", "launch.network_interface": "eth0"}
+OTHER_NAMES, IB = {"launch.hosts": "a:1,b:1"}, {"launch.network_interface": "ib0"}
+ADAMW = {"optimizer.name": "adamw", "optimizer.weight_decay": 0.01}
+AUTO = {"precision": "auto"}
 
 
-def test_runs_on_other_hosts_are_no_seeds(tmp_path: Path) -> None:
-    write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=0)
-    write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=1, settings=TWO_HOSTS)
-    cells = analysis.cells(bsweep.load(tmp_path / "s").runs)
-    assert cells.index.get_level_values("placement").tolist() == ["1 node", "2 nodes"]
-    assert cells["n"].tolist() == [1, 1]
+def with_threads(number: int) -> dict[str, Any]:
+    return {"threads": number, "settings": {"launch.threads_per_worker": number}}
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
-    ("first", "second", "key"),
+    ("first", "second", "key", "warning"),
     [
-        (TWO_HOSTS, {**TWO_HOSTS, "launch.network_interface": "ib0"}, "network_interface"),
-        (TWO_HOSTS, {"launch.hosts": "a:1,b:1", "launch.network_interface": "eth0"}, None),
-        ({}, {"launch.memory_limit_mb": [500.0, 500.0]}, "memory_limit"),
+        ({}, {"settings": TWO_HOSTS}, "placement", ""),
+        ({"settings": TWO_HOSTS}, {"settings": TWO_HOSTS | IB}, "network_interface", ""),
+        ({"settings": TWO_HOSTS}, {"settings": TWO_HOSTS | OTHER_NAMES}, None, ""),
+        ({}, {"settings": {"launch.memory_limit_mb": [500.0, 500.0]}}, "memory_limit", ""),
+        ({}, {"settings": ADAMW}, "optimizer", ""),
+        ({"settings": {"compile": False}}, {"settings": {"compile": True}}, "compile", ""),
+        ({}, {"settings": {"batching.name": "fixed"}}, None, ""),  # the first is older than the key
+        (with_threads(1), with_threads(2), "threads", ""),
+        (
+            {"settings": AUTO},
+            {"settings": AUTO, "precision": "bf16"},
+            "precision",
+            "precision on cpu",
+        ),
+        (
+            {},
+            {"meta": META | {"gpus": ["Tesla T4, 550.1, 15 GiB"] * 4}},
+            "hardware",
+            "4 x Tesla T4",
+        ),
     ],
 )
-def test_hashed_launch_keys_tell_cells_apart_but_not_labels(
-    first: dict[str, Any], second: dict[str, Any], key: str | None, tmp_path: Path
+def test_cells_are_told_apart_by_settings_but_not_by_their_labels(
+    first: dict[str, Any], second: dict[str, Any], key: str | None, warning: str, tmp_path: Path
 ) -> None:
-    for seed, settings in enumerate((first, second)):
-        write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=seed, settings=settings)
-    raw = bsweep.load(tmp_path / "s")
-    raw.runs.to_csv(tmp_path / "runs.csv", index=False)
-    raw.epochs.to_csv(tmp_path / "epochs.csv", index=False)
-    for study in (raw, bsweep.load(tmp_path)):
-        cells = analysis.cells(study.runs)
-        assert cells["n"].tolist() == ([1, 1] if key else [2])
-        assert analysis.levels(cells)[:-3] == ([key] if key else [])
+    for seed, told in enumerate((first, second)):
+        write_run(tmp_path / "s", local_batch=8, num_workers=2, seed=seed, **told)
+    study = bsweep.load(tmp_path / "s", mix=True)
+    cells = analysis.cells(study.runs)
+    assert cells["n"].tolist() == ([1, 1] if key else [2])
+    assert analysis.levels(cells)[:-3] == ([key] if key else [])
+    assert warning in "".join(study.warnings)
 
 
 @pytest.mark.parametrize(
@@ -327,12 +304,11 @@ def test_a_placement_is_said_without_names(
     assert placement(hosts, num_workers, num_servers) == words
 
 
-def test_derived_thread_counts_keep_one_curve_but_forbid_a_speedup(
+def test_derived_thread_counts_keep_one_curve_and_a_speedup_is_over_equal_ones(
     tmp_path: Path,
 ) -> None:
-    for workers, threads in ((1, 2), (2, 1)):
-        for batch in (8, 16):
-            write_run(tmp_path / "s", local_batch=batch, num_workers=workers, threads=threads)
+    for workers, threads in ((1, 4), (2, 2), (4, 2)):
+        write_run(tmp_path / "s", local_batch=8, num_workers=workers, threads=threads)
     failed = write_run(
         tmp_path / "s", local_batch=32, num_workers=2, status="failed", num_epochs_done=0
     )
@@ -341,40 +317,18 @@ def test_derived_thread_counts_keep_one_curve_but_forbid_a_speedup(
     cells = analysis.cells(runs)
     assert analysis.levels(cells) == ["variant", "num_workers", "local_batch"]
     assert analysis.entangled(runs) == ["threads"]
-    assert analysis.scaling(cells).empty
-    assert "1 worker had 2 threads, 2 workers had 1 each" in analysis.unequal_threads(cells)
-    assert analysis.unequal_threads(analysis.cells(runs.assign(threads=1))) == ""
-
-
-def test_threads_that_are_swept_tell_cells_apart(tmp_path: Path) -> None:
-    for workers, threads in ((1, 1), (1, 2), (2, 1), (2, 2)):
-        settings = {"launch.threads_per_worker": threads}
-        write_run(
-            tmp_path / "s",
-            local_batch=8,
-            num_workers=workers,
-            threads=threads,
-            settings=settings,
-        )
-    study = bsweep.load(tmp_path / "s")
-    cells = analysis.cells(study.runs)
-    assert "threads" in cells.index.names
-    assert "threads 1" in " ".join(analysis.headlines(study))
-    assert analysis.scaling(cells)["base_workers"].tolist() == [1] * 4
-    assert analysis.unequal_threads(cells) == ""
-
-
-def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
-    for workers, threads in ((1, 4), (2, 2), (4, 2)):
-        write_run(tmp_path / "s", local_batch=8, num_workers=workers, threads=threads)
-    runs = bsweep.load(tmp_path / "s").runs
-    cells = analysis.cells(runs)
-    scaling = analysis.scaling(cells).droplevel(["variant", "local_batch"])
+    scaling = analysis.scaling(cells).xs(8, level="local_batch").droplevel("variant")
     assert scaling["base_workers"].to_dict() == {2: 2, 4: 2}
     assert scaling.loc[4, "speedup"] == pytest.approx(2 / 2**0.1)
+    assert scaling.loc[4, "efficiency"] == pytest.approx(1 / 2**0.1)
     assert "1 worker had 4 threads, 2 workers had 2 each" in analysis.unequal_threads(cells)
+    assert analysis.scaling(analysis.cells(runs[runs["num_workers"] < 4])).empty
+    assert analysis.unequal_threads(analysis.cells(runs.assign(threads=1))) == ""
     on_gpus = analysis.cells(runs.assign(device="NVIDIA H200"))
     assert len(analysis.scaling(on_gpus)) == 3, "threads of the host do not compute there"
+
+
+LOCAL_SGD = {"strategy": {"name": "local_sgd", "sync_every": 8}}
 
 
 @pytest.mark.parametrize(
@@ -384,11 +338,7 @@ def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
         ("per_worker", {}, 0.4),
         ("linear", {}, 0.1 * 128 / 256),
         ("sqrt", {}, 0.1 * (128 / 256) ** 0.5),
-        (
-            "linear",
-            {"strategy": {"name": "local_sgd", "sync_every": 8}},
-            0.1 * 128 / 256,
-        ),  # as it was then
+        ("linear", LOCAL_SGD, 0.1 * 128 / 256),  # as it was then
         ("linear", diloco("uniform"), 0.1 * 32 / 256),
         ("linear", diloco("uniform", ((8, 8, 32, 16), None)), 0.1 * 8 / 256),
     ],
@@ -396,12 +346,8 @@ def test_a_speedup_is_over_equal_threads(tmp_path: Path) -> None:
 def test_the_rate_in_effect_stands_beside_the_base_rate(
     rule: str, strategy: dict[str, Any], rate: float, tmp_path: Path
 ) -> None:
-    write_run(
-        tmp_path / "s",
-        local_batch=32,
-        num_workers=4,
-        settings={"optimizer.lr_rule": rule, **strategy},
-    )
+    settings = {"optimizer.lr_rule": rule, **strategy}
+    write_run(tmp_path / "s", local_batch=32, num_workers=4, settings=settings)
     run = bsweep.load(tmp_path / "s").runs.iloc[0]
     assert (run["lr"], run["learning_rate"]) == (0.1, pytest.approx(rate))
 
@@ -409,107 +355,75 @@ def test_the_rate_in_effect_stands_beside_the_base_rate(
 def test_a_rate_on_record_is_the_rate(tmp_path: Path) -> None:
     metrics = RunPaths(write_run(tmp_path / "s", local_batch=32, num_workers=4)).metrics
     start, *others = metrics.read_text().splitlines()
-    metrics.write_text(
-        "\n".join([json.dumps(json.loads(start) | {"learning_rate": 0.025}), *others]) + "\n"
-    )
+    start = json.dumps(json.loads(start) | {"learning_rate": 0.025})
+    metrics.write_text("\n".join([start, *others]) + "\n")
     assert bsweep.load(tmp_path / "s").runs["learning_rate"].tolist() == [0.025]
 
 
-def test_measured_rates_are_those_that_epochs_record() -> None:
-    study = bsweep.load(MEASURED / "cifar10")
-    recorded = study.runs["run_id"].map(study.epochs.groupby("run_id")["learning_rate"].last())
-    assert study.runs["learning_rate"].tolist() == pytest.approx(recorded.tolist())
-
-
 def test_accuracy_by_time_adds_up_the_epochs(tmp_path: Path) -> None:
-    study = bsweep.load(
-        write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=3)
-    )
-    curve = analysis.accuracy_by_time(study).xs(16, level="local_batch")
+    write_study(tmp_path / "s", local_batches=(16,), num_workers=(1,), seeds=3)
+    study = bsweep.load(tmp_path / "s")
+    curve = analysis.accuracy_by_time(study)
     total = np.mean([train_seconds(16, 1, seed=seed) for seed in range(3)])
     assert curve["elapsed_seconds"].tolist() == pytest.approx([total / 3, total * 2 / 3, total])
-    expected = study.epochs.merge(study.runs.loc[study.runs["local_batch"] == 16, ["run_id"]])
-    assert curve["test_accuracy"].tolist() == pytest.approx(
-        expected.groupby("epoch")["test_accuracy"].mean().tolist()
-    )
+    accuracies = study.epochs.groupby("epoch")["test_accuracy"].mean()
+    assert curve["test_accuracy"].tolist() == pytest.approx(accuracies.tolist())
     assert curve["n"].tolist() == [3] * 3
 
 
 def test_the_time_to_a_target_is_interpolated_and_may_be_never(tmp_path: Path) -> None:
     write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
-    write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=2)
-    write_run(tmp_path / "s", local_batch=64, status="diverged", num_epochs_done=2)
-    write_run(tmp_path / "s", local_batch=128, status="diverged", num_epochs_done=0)
+    for batch, status, done in ((32, "failed", 2), (64, "diverged", 2), (128, "diverged", 0)):
+        write_run(tmp_path / "s", local_batch=batch, status=status, num_epochs_done=done)
     study = bsweep.load(tmp_path / "s")
-    curve = [0.2, 0.7, 0.7]
-    for batch, accuracies in (
-        (8, curve),
-        (16, [0.65, 0.65, 0.6]),
-        (32, [0.3, 0.4]),
-        (64, [0.3, 0.1]),
-    ):
-        of_batch = study.runs.loc[study.runs["local_batch"] == batch, "run_id"].iloc[0]
-        study.evaluations.loc[study.evaluations["run_id"] == of_batch, "test_accuracy"] = accuracies
-    study.runs["test_accuracy"] = study.runs["run_id"].map(
-        study.evaluations.groupby("run_id")["test_accuracy"].last()
-    )
+    evaluations, runs = study.evaluations, study.runs.set_index("run_id", drop=False)
+    batches = evaluations["run_id"].map(runs["local_batch"])
+    curves = {8: [0.2, 0.7, 0.7], 16: [0.65, 0.65, 0.6], 32: [0.3, 0.4], 64: [0.3, 0.1]}
+    for batch, accuracies in curves.items():
+        evaluations.loc[batches == batch, "test_accuracy"] = accuracies
+    last = evaluations.groupby("run_id")["test_accuracy"].last()
+    study.runs["test_accuracy"] = study.runs["run_id"].map(last)
     times = analysis.time_to_target(study, 0.63).droplevel(["variant", "num_workers", "seed"])
-    assert times["target"].unique().tolist() == [0.63]
     assert times["reached"].to_dict() == {8: True, 16: True, 64: False, 128: False}
-    epoch = train_seconds(8, 1) / 3
-    assert times.loc[8, "seconds"] == pytest.approx((1 + 0.43 / 0.5) * epoch)
-    assert times.loc[16, "seconds"] == pytest.approx(train_seconds(16, 1) / 3), (
-        "the first evaluation has it"
-    )
-    assert times["seconds"].isna().tolist() == [False, False, True, True]
-    never = analysis.time_to_target(study, 0.9)
-    assert not never["reached"].any()
-
-
-def test_where_nothing_has_learned_there_is_no_target() -> None:
-    assert analysis.time_to_target(bsweep.load(MEASURED / "parameter_sharding_1gbit")).empty
+    seconds = times["seconds"].to_dict()
+    assert seconds[8] == pytest.approx((1 + 0.43 / 0.5) * train_seconds(8, 1) / 3)
+    assert seconds[16] == pytest.approx(train_seconds(16, 1) / 3), "the first evaluation has it"
+    assert np.isnan([seconds[64], seconds[128]]).all()
+    assert not analysis.time_to_target(study, 0.9)["reached"].any()
 
 
 def test_the_published_ratios_are_the_papers() -> None:
-    ratios = one_series(analysis.batch_ratios(analysis.cells(analysis.published().runs)))
+    cells = analysis.cells(analysis.published().runs)
+    ratios = one_series(analysis.batch_ratios(cells))
     assert ratios["smaller_batch"].tolist() == [8, 16, 32, 64, 128]
     assert ratios.loc[16, "train_seconds_ratio"] == pytest.approx(0.556, abs=5e-4)
-    expected = [2.8, 1.03, 1.01, 1.0001, 0.94]
-    for ratio, published in zip(ratios["train_accuracy_ratio"], expected, strict=True):
-        assert ratio == pytest.approx(published, abs=0.03 if published == 2.8 else 2e-3)
+    first, *others = ratios["train_accuracy_ratio"]
+    assert first == pytest.approx(2.8, abs=0.03)
+    assert others == pytest.approx([1.03, 1.01, 1.0001, 0.94], abs=2e-3)
+    relative = analysis.relative_seconds(cells, 256)
+    assert relative.iloc[0] == pytest.approx(14892 / 2069)
+    assert relative.iloc[-1] == 1
 
 
 def test_the_fit_recovers_the_published_curve() -> None:
     fit = analysis.seconds_fits(analysis.published().runs).iloc[0]
     assert fit["r_squared"] > 0.99
     assert fit["num_batches"] == 6
-    assert (fit["lowest_residual"], fit["highest_residual"]) == (
-        pytest.approx(-0.098, abs=1e-3),
-        pytest.approx(0.082, abs=1e-3),
-    )
+    residuals = fit[["lowest_residual", "highest_residual"]].tolist()
+    assert residuals == pytest.approx([-0.098, 0.082], abs=1e-3)
     batches = np.array([8, 16, 32, 64, 128, 256])
-    np.testing.assert_allclose(
-        fit["fixed_seconds"] + fit["batch_seconds"] / batches, 1672 + 105760 / batches, rtol=0.04
-    )
+    fitted = fit["fixed_seconds"] + fit["batch_seconds"] / batches
+    np.testing.assert_allclose(fitted, 1672 + 105760 / batches, rtol=0.04)
 
 
-def test_the_fit_recovers_known_constants(tmp_path: Path) -> None:
-    fits = analysis.seconds_fits(bsweep.load(write_study(tmp_path / "s", num_workers=(1, 2))).runs)
-    one, two = fits.iloc[0], fits.iloc[1]
-    assert (one["fixed_seconds"], one["batch_seconds"]) == (
-        pytest.approx(600),
-        pytest.approx(30_000),
-    )
-    assert (one["step_seconds"], one["image_seconds"]) == (pytest.approx(0.2), pytest.approx(0.004))
+def test_the_fit_recovers_known_constants_from_three_batch_sizes_or_more(tmp_path: Path) -> None:
+    runs = bsweep.load(write_study(tmp_path / "s", num_workers=(1, 2))).runs
+    one, two = (analysis.seconds_fits(runs).iloc[row] for row in range(2))
+    constants = one[["fixed_seconds", "batch_seconds", "step_seconds", "image_seconds"]]
+    assert constants.tolist() == pytest.approx([600, 30_000, 0.2, 0.004])
     assert two["batch_seconds"] == pytest.approx(15_000 * 2**0.1)
     assert two["r_squared"] == pytest.approx(1)
-
-
-def test_two_batch_sizes_are_too_few_to_fit(tmp_path: Path) -> None:
-    study = bsweep.load(
-        write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), seeds=3)
-    )
-    assert analysis.seconds_fits(study.runs).empty
+    assert analysis.seconds_fits(runs[runs["local_batch"] < 32]).empty
 
 
 def test_a_format_that_failed_runs_never_chose_tells_no_cells_apart(tmp_path: Path) -> None:
@@ -524,14 +438,6 @@ def test_a_format_that_failed_runs_never_chose_tells_no_cells_apart(tmp_path: Pa
     assert "channels_last" not in analysis.cell_keys(study.runs)
 
 
-def test_compiled_runs_are_cells_of_their_own(tmp_path: Path) -> None:
-    for compiled in (False, True):
-        write_run(tmp_path / "s", local_batch=8, settings={"compile": compiled})
-    study = bsweep.load(tmp_path / "s")
-    assert "compile" in analysis.cell_keys(study.runs)
-    assert len(analysis.cells(study.runs)) == 2
-
-
 def test_a_cell_is_not_named_by_a_key_that_its_model_lacks(tmp_path: Path) -> None:
     for model in ({"name": "own", "target": "m_a.py:Net"}, {"name": "tiny_cnn"}):
         write_run(tmp_path / "s", local_batch=8, settings={"model": model})
@@ -544,44 +450,12 @@ def test_a_cell_is_not_named_by_a_key_that_its_model_lacks(tmp_path: Path) -> No
     assert not any("none" in line for line in lines)
 
 
-def test_speedup_is_by_images_per_second_at_equal_local_batch(tmp_path: Path) -> None:
-    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(2, 4))
-    write_run(tmp_path / "s", local_batch=32, num_workers=4)
-    scaling = analysis.scaling(analysis.cells(bsweep.load(tmp_path / "s").runs))
-    at_four = scaling.xs(4, level="num_workers")
-    assert at_four.index.get_level_values("local_batch").tolist() == [8, 16]
-    assert (at_four["base_workers"] == 2).all()
-    np.testing.assert_allclose(at_four["speedup"], 2 / 2**0.1)
-    np.testing.assert_allclose(at_four["efficiency"], 1 / 2**0.1)
-
-
 def test_ratios_skip_a_batch_that_did_not_complete(tmp_path: Path) -> None:
     for batch, status in ((8, "completed"), (16, "out_of_memory"), (32, "completed")):
         write_run(tmp_path / "s", local_batch=batch, status=status)
     ratios = one_series(analysis.batch_ratios(analysis.cells(bsweep.load(tmp_path / "s").runs)))
     assert ratios.index.tolist() == [32]
     assert ratios["smaller_batch"].tolist() == [8]
-
-
-def test_different_hardware_makes_different_curves_and_is_said(tmp_path: Path) -> None:
-    write_run(tmp_path / "s", local_batch=8)
-    write_run(
-        tmp_path / "s", local_batch=16, meta={**META, "gpus": ["Tesla T4, 550.1, 15 GiB"] * 4}
-    )
-    study = bsweep.load(tmp_path / "s", mix=True)
-    cells = analysis.cells(study.runs)
-    assert analysis.levels(cells)[0] == "hardware"
-    assert analysis.batch_ratios(cells).empty
-    assert "4 x Tesla T4, Test CPU, 2 cores; Test CPU, 2 cores" in study.warnings[0]
-
-
-def test_different_automatic_precision_makes_different_curves_and_is_said(tmp_path: Path) -> None:
-    for seed, precision in enumerate(("fp32", "bf16")):
-        auto = {"precision": "auto"}
-        write_run(tmp_path / "s", local_batch=8, seed=seed, precision=precision, settings=auto)
-    study = bsweep.load(tmp_path / "s", mix=True)
-    assert "precision" in analysis.cell_keys(study.runs)
-    assert "Runs of different precision on cpu have separate curves" in study.warnings[0]
 
 
 def test_hardware_that_follows_from_the_strategy_is_no_key_of_its_own(tmp_path: Path) -> None:
@@ -616,21 +490,10 @@ def test_weights_at_two_paths_are_one_cell_and_shown_by_their_hash(tmp_path: Pat
         weights = {"model.weights": path, "model.weights_sha256": 32 * digest}
         write_run(tmp_path / "s", local_batch=8, seed=seed, settings=weights)
     cells = analysis.cells(bsweep.load(tmp_path / "s").runs).reset_index()
-    assert dict(zip(cells["model.weights_sha256"], cells["n"], strict=True)) == {
-        "a1a1a1a1": 2,
-        "b2b2b2b2": 1,
-    }
+    hashes = dict(zip(cells["model.weights_sha256"], cells["n"], strict=True))
+    assert hashes == {"a1a1a1a1": 2, "b2b2b2b2": 1}
     assert "model.weights" not in cells
     assert words("model.weights_sha256", "a1a1a1a1") == "pretrained weights a1a1a1a1"
-
-
-def test_labels_name_settings_that_differ_but_not_derived_ones(tmp_path: Path) -> None:
-    adamw = {"optimizer.name": "adamw", "optimizer.weight_decay": 0.01}
-    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
-    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,), settings=adamw)
-    runs = bsweep.load(tmp_path / "s").runs
-    assert analysis.cell_keys(runs) == ["optimizer", "variant", "num_workers", "local_batch"]
-    assert (analysis.cells(runs)["n"] == 1).all()
 
 
 def test_a_learning_rate_for_each_batch_keeps_one_curve_and_is_reported(tmp_path: Path) -> None:
@@ -648,34 +511,23 @@ def test_epoch_curves_show_incomplete_runs_only_where_none_completed(tmp_path: P
     write_run(tmp_path / "s", local_batch=8, seed=0)
     write_run(tmp_path / "s", local_batch=8, seed=1, status="diverged", num_epochs_done=2)
     write_run(tmp_path / "s", local_batch=16, status="diverged", num_epochs_done=2)
-    curves = analysis.epoch_curves(bsweep.load(tmp_path / "s"))
-    assert curves.xs(8, level="local_batch")[["completed", "n"]].values.tolist() == [[True, 1]] * 3
-    assert (
-        curves.xs(16, level="local_batch")[["completed", "n"]].values.tolist() == [[False, 1]] * 2
-    )
+    curves = analysis.epoch_curves(bsweep.load(tmp_path / "s"))[["completed", "n"]]
+    assert curves.to_numpy().tolist() == [[True, 1]] * 3 + [[False, 1]] * 2
 
 
-def test_only_runs_on_all_of_cifar10_are_compared_with_the_paper(
-    tmp_path: Path,
-) -> None:
-    full = bsweep.load(write_study(tmp_path / "full", num_workers=(2,)))
+def test_only_runs_on_all_of_cifar10_are_compared_with_the_paper(tmp_path: Path) -> None:
+    full = bsweep.load(write_study(tmp_path / "full", local_batches=(8, 16, 32), num_workers=(2,)))
     assert analysis.comparable(full)
-    assert "epochs: 3 (published: 50)" in analysis.differences(full)
-    assert "warmup epochs: 0 (published: not given)" in analysis.differences(full)
-    assert not any("learning-rate rule" in line for line in analysis.differences(full))
     full.runs["optimizer.warmup_epochs"] = pd.Series([10, 5, "2"], dtype=object)
-    assert "warmup epochs: 5, 10, 2 (published: not given)" in analysis.differences(full)
+    told = analysis.differences(full)
+    assert "epochs: 3 (published: 50)" in told
+    assert "warmup epochs: 5, 10, 2 (published: not given)" in told
+    assert not any("learning-rate rule" in line for line in told)
     write_run(tmp_path / "subset", local_batch=8, num_train=5_000)
     write_run(tmp_path / "tiny", local_batch=8, settings={"model.name": "tiny_cnn"})
     assert not analysis.comparable(bsweep.load(tmp_path / "subset"))
     assert not analysis.comparable(bsweep.load(tmp_path / "tiny"))
     assert not analysis.comparable(analysis.published())
-
-
-def test_relative_time_is_that_of_the_reference_batch() -> None:
-    relative = analysis.relative_seconds(analysis.cells(analysis.published().runs), 256)
-    assert relative.iloc[0] == pytest.approx(14892 / 2069)
-    assert relative.iloc[-1] == 1
 
 
 TOPK = {"name": "topk", "density": 0.01, "warmup_densities": [0.25, 0.1]}
@@ -689,7 +541,6 @@ RING, NATIVE = (
     ("variants", "names"),
     [
         ([{}], ["horovod"]),
-        ([{}, NATIVE], ["horovod", "allreduce"]),
         ([RING, NATIVE], ["ring", "native"]),
         (
             [server("layer"), server("memory"), RING],
@@ -700,15 +551,10 @@ RING, NATIVE = (
             ["synchronous", "stale_synchronous"],  # the staleness follows
         ),
         (
-            [server("layer", num_servers=count) for count in (1, 2)],
-            ["num_servers 1", "num_servers 2"],
-        ),
-        (
             [{}, {"compression": TOPK}, {"compression": {**TOPK, "density": 0.1}}],
             ["horovod", "horovod topk 0.01", "horovod topk 0.1"],
         ),
         ([{**RING, "compression": TOPK}, {}], ["allreduce ring topk", "horovod"]),
-        ([{}, diloco("uniform")], ["horovod", "diloco"]),
         ([{}, diloco("uniform"), diloco("hybrid")], ["horovod", "diloco uniform", "diloco hybrid"]),
         (
             [diloco("uniform"), diloco("uniform", (None, (100, 90)))],
@@ -737,34 +583,26 @@ def test_variants_are_named_by_what_differs(
 
 def test_servers_that_grow_with_the_workers_keep_one_curve(tmp_path: Path) -> None:
     for workers in (2, 4, 8):
-        write_run(
-            tmp_path / "s",
-            local_batch=8,
-            num_workers=workers,
-            settings=server("memory", num_servers=workers // 2),
-        )
+        settings = server("memory", num_servers=workers // 2)
+        write_run(tmp_path / "s", local_batch=8, num_workers=workers, settings=settings)
     runs = bsweep.load(tmp_path / "s").runs
     assert len(analysis.scaling(analysis.cells(runs))) == 3
     assert analysis.entangled(runs) == ["strategy.num_servers"]
 
 
 def test_servers_and_waits_are_summed_over_epochs(tmp_path: Path) -> None:
-    folder = write_run(
-        tmp_path / "s", local_batch=50, num_workers=4, epochs=2, settings=server("layer")
-    )
+    write_run(tmp_path / "s", local_batch=50, num_workers=4, epochs=2, settings=server("layer"))
     write_run(tmp_path / "s", local_batch=50, num_workers=4)
     study = bsweep.load(tmp_path / "s")
     steps = 2 * 250
-    assert study.servers["run_id"].tolist() == [folder.name] * 2
+    assert len(study.servers) == 2
     fullest = study.servers.iloc[0]
     assert fullest[["server", "share", "pushes", "max_lead"]].tolist() == [0, 0.743, 4 * steps, 0]
     assert fullest["busy_seconds"] == pytest.approx(0.5 * 4 * 0.743 * steps)
     assert fullest["load"] == pytest.approx(0.5 * 4 * 0.743 / server_step_seconds(4, "layer"))
     assert study.waits["worker"].tolist() == [0, 1, 2, 3]
     assert study.waits["wait_seconds"].tolist() == pytest.approx([0.1 * steps, 0, 0, 0])
-    assert not {"servers", "worker_wait_seconds"} & set(study.epochs)
     loads = analysis.server_loads(study).iloc[0]
-    assert (loads["num_servers"], loads["largest_share"]) == (2, pytest.approx(0.743))
     assert loads["queue_seconds"] == pytest.approx(0.25 / 2)  # a worker pushes to both
     assert analysis.server_shares(study).to_numpy().tolist() == [[0.743, pytest.approx(0.257)]]
 
@@ -774,12 +612,8 @@ def test_a_steps_time_is_told_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=50, num_workers=1)
     times = analysis.step_times(bsweep.load(tmp_path / "s"))
     step = times.xs(4, level="num_workers").iloc[0]
-    assert step["total_seconds"] == pytest.approx(4 + 4 * 0.743)
-    assert (step["exposed_exchange_seconds"], step["wait_seconds"]) == (
-        pytest.approx(4 * 0.743),
-        pytest.approx(0.025),
-    )
-    assert step["compute_seconds"] == pytest.approx(4 - 0.025)
+    names = ["total_seconds", "exposed_exchange_seconds", "wait_seconds", "compute_seconds"]
+    assert step[names].tolist() == pytest.approx([4 + 4 * 0.743, 4 * 0.743, 0.025, 4 - 0.025])
     assert step["sent_bytes"] == 4 * 138_357_544
     assert step["sent_of_ring"] == pytest.approx(138_357_544 / (2 * 3 / 4 * 11_181_642))
     assert np.isnan(times.xs(1, level="num_workers").iloc[0]["compute_seconds"])
@@ -791,62 +625,12 @@ def test_a_codecs_computing_and_what_is_hidden_are_no_exchange(tmp_path: Path) -
     steps = study.epochs["num_steps"].astype(float)
     codec = study.epochs.assign(exposed_exchange_seconds=0.5 * steps, codec_seconds=0.25 * steps)
     step = analysis.step_times(replace(study, epochs=codec)).iloc[0]
-    assert (step["exposed_exchange_seconds"], step["codec_seconds"]) == (
-        pytest.approx(0.5),
-        pytest.approx(0.25),
-    )
-    assert step["compute_seconds"] == pytest.approx(4 + 4 * 0.743 - 0.5 - 0.25 - 0.025)
+    parts = step[["exposed_exchange_seconds", "codec_seconds", "compute_seconds"]].tolist()
+    assert parts == pytest.approx([0.5, 0.25, 4 + 4 * 0.743 - 0.5 - 0.25 - 0.025])
     older = study.epochs.assign(exposed_exchange_seconds=np.nan, codec_seconds=np.nan)
     step = analysis.step_times(replace(study, epochs=older)).iloc[0]
     assert step["exposed_exchange_seconds"] == pytest.approx(4 * 0.743)
     assert np.isnan(step["codec_seconds"])
-
-
-def test_that_steps_were_shared_out_anew_is_no_warning(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "s", local_batch=4, num_workers=4, events=("cores are shared",))
-    event = {"schema": 1, "time": 0.0, "type": "event", "event": "reallocated", "message": "more"}
-    with RunPaths(folder).metrics.open("a") as log:
-        log.write(json.dumps(event) + "\n")
-    assert [line.partition(": ")[2] for line in bsweep.load(tmp_path / "s").warnings] == [
-        "cores are shared"
-    ]
-
-
-@pytest.mark.full
-def test_importing_bsweep_loads_neither_pandas_nor_matplotlib() -> None:
-    code = (
-        "import bsweep, sys; assert not {'pandas', 'matplotlib', 'torch'} & set(sys.modules); "
-        "bsweep.load, bsweep.plots"
-    )
-    subprocess.run([sys.executable, "-c", code + "; assert 'torch' not in sys.modules"], check=True)
-
-
-def test_runs_older_than_a_key_share_the_cell_of_its_default(
-    tmp_path: Path,
-) -> None:
-    write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,), seeds=1)
-    write_study(
-        tmp_path / "s",
-        local_batches=(8,),
-        num_workers=(1,),
-        seeds=2,
-        settings={"batching.name": "fixed"},
-    )
-    runs = bsweep.load(tmp_path / "s").runs
-    assert len(runs) > 1
-    assert len(analysis.cells(runs)) == 1
-    assert "batching.name" not in runs
-
-
-def test_welchs_test_is_scipys_and_silent_where_all_are_equal() -> None:
-    draw = np.random.default_rng(0)
-    for sizes in ((2, 2), (3, 9), (40, 5)):
-        one, other = draw.normal(0, 1, sizes[0]), draw.normal(0.5, 3, sizes[1])
-        assert differ_by_chance(one, other) == pytest.approx(
-            stats.ttest_ind(one, other, equal_var=False).pvalue
-        )
-    assert math.isnan(differ_by_chance([3.0, 3.0], [3.0, 3.0]))
-    assert differ_by_chance([3.0, 3.0], [4.0, 4.0]) == 0
 
 
 def test_control_characters_of_messages_are_escaped(tmp_path: Path) -> None:

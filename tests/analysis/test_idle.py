@@ -32,18 +32,14 @@ NODES = [NODE.format(node) for node in range(1, 5)]
 
 
 def write_rounds(
-    study: Path, allocation: str, *, seed: int = 0, num_rounds: int = 10, lists: Lists | None = None
-) -> Path:
-    settings = diloco(allocation, lists)
+    study: Path, allocation: str, *, seed: int = 0, num_rounds: int = 10,
+    lists: Lists | None = None, **others: Any,
+) -> Path:  # fmt: skip
+    """Write a run of an epoch on four workers; `others` as in `strategy`."""
     return write_run(
-        study,
-        local_batch=4,
-        num_workers=4,
-        seed=seed,
-        epochs=1,
-        settings=settings,
-        num_rounds=num_rounds,
-    )
+        study, local_batch=4, num_workers=4, seed=seed, epochs=1, num_rounds=num_rounds,
+        settings=diloco(allocation, lists, **others),
+    )  # fmt: skip
 
 
 def by_variant(table: pd.DataFrame) -> Any:
@@ -69,14 +65,11 @@ def test_rounds_are_a_row_a_worker_and_survive_a_report(
 
 
 def test_a_round_that_was_repeated_counts_once(tmp_path: Path) -> None:
-    folder = write_rounds(tmp_path / "s", "uniform", num_rounds=3)
-    path = RunPaths(folder).metrics
+    path = RunPaths(write_rounds(tmp_path / "s", "uniform", num_rounds=3)).metrics
     start, first, second, third, *ends = path.read_text().splitlines()
-    again = json.loads(second) | {"began_seconds": [20.0] * 4, "train_loss": 1.0}
-    after = json.loads(third) | {"began_seconds": [30.0] * 4}
-    path.write_text(
-        "\n".join([start, first, second, third, json.dumps(again), json.dumps(after), *ends]) + "\n"
-    )
+    again = json.dumps(json.loads(second) | {"began_seconds": [20.0] * 4, "train_loss": 1.0})
+    after = json.dumps(json.loads(third) | {"began_seconds": [30.0] * 4})
+    path.write_text("\n".join([start, first, second, third, again, after, *ends]) + "\n")
     rounds = bsweep.load(tmp_path / "s").rounds
     assert rounds["round"].tolist() == [1] * 4 + [2] * 4 + [3] * 4
     assert rounds["train_loss"].iloc[4] == 1
@@ -84,40 +77,25 @@ def test_a_round_that_was_repeated_counts_once(tmp_path: Path) -> None:
 
 
 def test_rounds_that_an_epoch_cuts_short_do_not_count_beside_whole_ones(tmp_path: Path) -> None:
-    whole = write_rounds(tmp_path / "s", "uniform", num_rounds=3)
+    path = RunPaths(write_rounds(tmp_path / "s", "uniform", num_rounds=3)).metrics
     expected = analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0]
-    path = RunPaths(whole).metrics
     *records, epoch, end = path.read_text().splitlines()
-    short = json.loads(records[-1]) | {
-        "round": 4,
-        "began_seconds": [30.0] * 4,
-        "idle_seconds": [9.0] * 4,
-    }
-    cut_short = json.dumps(short | {"is_whole": False})
+    changed = {"round": 4, "began_seconds": [30.0] * 4, "idle_seconds": [9.0] * 4}
+    cut_short = json.dumps(json.loads(records[-1]) | changed | {"is_whole": False})
     path.write_text("\n".join([*records, cut_short, epoch, end]) + "\n")
     assert_series_equal(analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0], expected)
     path.write_text("\n".join([records[0], cut_short, epoch, end]) + "\n")
-    assert analysis.idle_table(bsweep.load(tmp_path / "s")).iloc[0]["idle_seconds"] == 36, (
-        "it has no other"
-    )
+    table = analysis.idle_table(bsweep.load(tmp_path / "s"))
+    assert table.iloc[0]["idle_seconds"] == 36, "it has no other"
 
 
 @pytest.mark.full
 def test_a_study_without_rounds_has_empty_tables(tmp_path: Path) -> None:
-    write_run(tmp_path / "s", local_batch=8)
     write_run(tmp_path / "text", local_batch=8, settings={"data.sequence_length": 64})
-    for study in (
-        bsweep.load(tmp_path / "s"),
-        bsweep.load(tmp_path / "text"),
-        analysis.published(),
-    ):
+    for study in (bsweep.load(tmp_path / "text"), analysis.published()):
         assert list(study.rounds) == names(ROUNDS)
-        tables = (
-            analysis.idle_table,
-            analysis.loss_by_time,
-            analysis.equal_time_losses,
-        )
-        assert all(table(study).empty for table in tables)
+        for table in (analysis.idle_table, analysis.loss_by_time, analysis.equal_time_losses):
+            assert table(study).empty
         assert report.idle_text(study) == ""
 
 
@@ -193,18 +171,9 @@ def test_other_numbers_of_rounds_are_compared_by_the_idle_time_of_a_round(tmp_pa
 
 
 def test_each_exchange_has_its_own_baseline(tmp_path: Path) -> None:
-    for weighting in ("uniform", "fednova"):
+    for weighting, rounds in (("uniform", 2), ("fednova", 4)):
         for allocation in ("uniform", "steps_by_flops"):
-            settings = diloco(allocation, weighting=weighting)
-            rounds = 4 if weighting == "fednova" else 2
-            write_run(
-                tmp_path / "s",
-                local_batch=4,
-                num_workers=4,
-                epochs=1,
-                settings=settings,
-                num_rounds=rounds,
-            )
+            write_rounds(tmp_path / "s", allocation, num_rounds=rounds, weighting=weighting)
     write_run(tmp_path / "s", local_batch=4, num_workers=4, epochs=1)  # of Horovod, without rounds
     table = analysis.idle_table(bsweep.load(tmp_path / "s"))
     assert len(table) == 4
@@ -218,24 +187,17 @@ def test_losses_are_compared_at_the_first_last_midpoint(tmp_path: Path) -> None:
     table = by_variant(analysis.equal_time_losses(study))
     seconds = 2.5 * (max(round_seconds((8, 8, 32, 16), (100,) * 4)) + ROUND_EXCHANGE_SECONDS)
     assert table["elapsed_seconds"].tolist() == pytest.approx([seconds] * 2)
-    assert table.loc["batch_by_memory", "train_loss"] == pytest.approx(
-        3 + 4 / (1 + 3 * 6400 / 5000)
-    )
-    rounds = seconds / 3.55 + 0.5  # that uniform has done, at whose midpoint its loss stands
-    before, after = (
-        3 + 4 / (1 + number * 1600 / 5000) for number in (int(rounds), int(rounds) + 1)
-    )
-    assert table.loc["uniform", "train_loss"] == pytest.approx(
-        before + (rounds % 1) * (after - before)
-    )
+    at_its_end = 3 + 4 / (1 + 3 * 6400 / 5000)
+    assert table.loc["batch_by_memory", "train_loss"] == pytest.approx(at_its_end)
+    losses = [3 + 4 / (1 + number * 1600 / 5000) for number in range(1, 11)]
+    midpoints = 3.55 * (np.arange(10) + 0.5)
+    by_then = np.interp(seconds, midpoints, losses)
+    assert table.loc["uniform", "train_loss"] == pytest.approx(by_then)
     assert table.loc["uniform", "num_examples"] == pytest.approx(1600 * seconds / 3.55)
     curve = analysis.loss_by_time(study).xs("uniform", level="variant")
-    assert curve["train_loss"].tolist() == pytest.approx(
-        [3 + 4 / (1 + n * 1600 / 5000) for n in range(1, 11)]
-    )
-    assert curve.index.get_level_values("elapsed_seconds").tolist() == pytest.approx(
-        3.55 * (np.arange(10) + 0.5)
-    )
+    assert curve["train_loss"].tolist() == pytest.approx(losses)
+    elapsed = curve.index.get_level_values("elapsed_seconds").tolist()
+    assert elapsed == pytest.approx(midpoints)
 
 
 def test_measured_rounds_are_compared_after_equal_time_and_by_their_last_one() -> None:
@@ -255,16 +217,11 @@ def test_measured_rounds_are_compared_after_equal_time_and_by_their_last_one() -
 
 def test_runs_that_end_with_a_round_are_compared_by_their_last_one(tmp_path: Path) -> None:
     limited: list[dict[str, Any]] = [{}, {"max_rounds": 3}, {"max_seconds": 60.0}]
-    for number, limits in enumerate(limited):
-        settings = diloco("uniform", **limits)
+    for seed, limits in enumerate(limited):
         write_run(
-            tmp_path / "s",
-            local_batch=4,
-            num_workers=4,
-            seed=number,
-            settings=settings,
-            num_rounds=1,
-        )
+            tmp_path / "s", local_batch=4, num_workers=4, seed=seed, num_rounds=1,
+            settings=diloco("uniform", **limits),
+        )  # fmt: skip
     study = bsweep.load(tmp_path / "s")
     for table in ("runs", "epochs", "rounds"):
         getattr(study, table).to_csv(tmp_path / f"{table}.csv", index=False)
@@ -297,20 +254,13 @@ def test_batches_are_those_that_workers_had(tmp_path: Path) -> None:
         write_rounds(tmp_path / "s", allocation, num_rounds=2)
     write_rounds(tmp_path / "s", "hybrid", num_rounds=2, lists=((16,) * 4, None))
     # Of a run without rounds.
-    given = {
-        "strategy": {"name": "allreduce"},
-        "allocation.local_batches": [2, 2, 2, 10],
-    }
+    given = {"strategy": {"name": "allreduce"}, "allocation.local_batches": [2, 2, 2, 10]}
     write_run(tmp_path / "s", local_batch=4, num_workers=4, settings=given)
-    batches = by_variant(analysis.cells(bsweep.load(tmp_path / "s").runs))[
-        "local_batches"
-    ].to_dict()
-    assert batches == {
-        "diloco uniform": "",
-        "diloco batch_by_memory": "8/8/32/16",
-        "diloco hybrid": "16/16/16/16",
-        "allreduce": "2/2/2/10",
-    }
+    cells = by_variant(analysis.cells(bsweep.load(tmp_path / "s").runs))
+    assert cells["local_batches"].to_dict() == {
+        "diloco uniform": "", "diloco batch_by_memory": "8/8/32/16",
+        "diloco hybrid": "16/16/16/16", "allreduce": "2/2/2/10",
+    }  # fmt: skip
 
 
 def test_a_round_ends_when_the_next_one_begins(tmp_path: Path) -> None:
@@ -328,6 +278,5 @@ def test_a_round_ends_when_the_next_one_begins(tmp_path: Path) -> None:
 def test_all_policies_have_a_place_in_the_table(tmp_path: Path) -> None:
     for allocation in reversed(ALLOCATIONS):
         write_rounds(tmp_path / "s", allocation, num_rounds=1)
-    assert by_variant(analysis.idle_table(bsweep.load(tmp_path / "s"))).index.tolist() == list(
-        ALLOCATIONS
-    )
+    table = by_variant(analysis.idle_table(bsweep.load(tmp_path / "s")))
+    assert table.index.tolist() == list(ALLOCATIONS)

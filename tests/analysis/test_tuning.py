@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import bsweep
-from bsweep import analysis
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.tuning import rates
 from bsweep.config.target import target_of
@@ -25,58 +22,35 @@ COLLAPSE = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def collapse(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
-    """Runs of a batch size and a base rate, the same for all batch sizes, whose final accuracy is
-    known.
-    """
-    folder = tmp_path_factory.mktemp("studies") / "collapse"
+def test_the_best_rate_of_each_batch_is_a_row_and_gives_the_target(tmp_path: Path) -> None:
     for (batch, rate), middle in COLLAPSE.items():
+        settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
         for seed in range(3):
-            off = SEEDS[(seed + batch) % 3]
-            settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
             write_run(
-                folder, local_batch=batch, seed=seed, accuracy=middle + off, settings=settings
-            )
-    return bsweep.load(folder)
-
-
-def test_the_target_is_what_cells_reach_at_their_best_rates(collapse: analysis.Study) -> None:
-    found = common_target(collapse)
+                tmp_path / "s", local_batch=batch, seed=seed, settings=settings,
+                accuracy=middle + SEEDS[(seed + batch) % 3],
+            )  # fmt: skip
+    study = bsweep.load(tmp_path / "s")
+    table = rates(study)
+    best = table[table["is_best"]].reset_index().set_index("local_batch")
+    assert best["learning_rate"].to_dict() == {8: 0.025, 64: 0.4, 256: 0.4}
+    assert best["at_edge"].to_dict() == {8: "lowest", 64: "highest", 256: "highest"}
+    assert table["n"].eq(3).all()
+    assert table["num_rates"].eq(3).all()
+    found = common_target(study)
     assert found
     assert found[0] == target_of(accuracy=0.92)
 
 
-def test_the_best_rate_of_each_batch_is_a_row(collapse: analysis.Study) -> None:
-    table = rates(collapse)
-    best = table[table["is_best"]].reset_index()
-    assert dict(zip(best["local_batch"], best["learning_rate"], strict=True)) == {
-        8: 0.025,
-        64: 0.4,
-        256: 0.4,
-    }
-    assert dict(zip(best["local_batch"], best["at_edge"], strict=True)) == {
-        8: "lowest",
-        64: "highest",
-        256: "highest",
-    }
-    assert table["n"].eq(3).all()
-    assert table["num_rates"].eq(3).all()
-
-
 def test_seeds_that_diverge_count_as_missed(tmp_path: Path) -> None:
     for rate in (0.025, 0.1):
+        settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
         for seed in range(3):
             status = "diverged" if rate == 0.1 and seed == 1 else "completed"
-            settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
             write_run(
-                tmp_path / "s",
-                local_batch=8,
-                seed=seed,
-                status=status,
-                accuracy=0.9 + rate,
+                tmp_path / "s", local_batch=8, seed=seed, status=status, accuracy=0.9 + rate,
                 settings=settings,
-            )
+            )  # fmt: skip
     table = rates(bsweep.load(tmp_path / "s")).set_index("learning_rate")
     assert table["missed"].to_dict() == {0.025: 0, 0.1: 1}
     assert table["is_best"].to_dict() == {0.025: True, 0.1: False}
