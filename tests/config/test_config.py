@@ -103,6 +103,7 @@ def values_of(card: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield field.name, values or typing.get_args(hint) if get_origin(hint) is Literal else values
 
 
+@pytest.mark.full
 def test_each_value_of_a_key_that_may_change_numbers_has_its_own_run_id() -> None:
     base, num_keys = compose("local_batch=64", "num_workers=2"), 0
     for key, values in values_of(base):

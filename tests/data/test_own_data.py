@@ -272,9 +272,10 @@ def test_images_of_many_sizes_need_a_side(folder: Path) -> None:
     root = folder / "dtd/dtd"
     (root / "labels").mkdir(parents=True)
     for split, size in (("train", (20, 30)), ("test", (30, 20))):
-        (root / "images" / split).mkdir(parents=True)
-        names = [f"{split}/{split}_{number}.jpg" for number in range(2)]
+        (root / "images").mkdir(exist_ok=True)
+        names = [f"{name}/{name}_0.jpg" for name in ("dotted", "woven")]
         for number, name in enumerate(names):
+            (root / "images" / name).parent.mkdir(exist_ok=True)
             Image.new("RGB", (size[0] + number, size[1])).save(root / "images" / name)
         (root / f"labels/{split}1.txt").write_text("\n".join(names))
     with pytest.raises(ValueError, match=r"training input 1 .* data\.side=SIDE"):

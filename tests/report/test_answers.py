@@ -116,11 +116,11 @@ def test_a_study_that_names_no_target_has_the_one_that_most_cells_reach(tmp_path
 
 def test_chance_is_that_of_the_data_of_each_cell(study: analysis.Study) -> None:
     evaluations = study.evaluations.assign(test_accuracy=study.evaluations["test_accuracy"] / 2)
-    for classes, is_learned in ((100, True), (2, False)):
+    for chance, is_learned in ((0.01, True), (0.5, False)):
         is_most = study.runs["global_batch"] != BATCHES[0]
-        runs = study.runs.assign(num_classes=is_most.map({True: classes, False: 100}))
+        runs = study.runs.assign(chance=is_most.map({True: chance, False: 0.01}))
         found = supported_target(replace(study, runs=runs, evaluations=evaluations))
-        assert (found is not None) == is_learned, classes
+        assert (found is not None) == is_learned, chance
 
 
 @pytest.mark.full
