@@ -12,6 +12,7 @@ import pytest
 import bsweep
 from bsweep.programs import joined
 from bsweep.programs.joined import Facts, Run
+from bsweep.runlog.taken import Taken, read_taken
 
 
 def run_in(folder: Path, **changed: Any) -> Run:
@@ -38,6 +39,7 @@ def run_in(folder: Path, **changed: Any) -> Run:
         "scores": [],
         "reports": str(folder / "reports"),
         "meeting": str(folder / "meeting"),
+        "taken": str(folder / "taken"),
     }
     return Run({**point, **changed}, Facts(num_train=8))
 
@@ -109,3 +111,13 @@ def test_a_program_that_nobody_started_is_told_how(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv(joined.POINT, raising=False)
     with pytest.raises(RuntimeError, match="bsweep run program=own"):
         bsweep.join()
+
+
+def test_what_a_rank_has_taken_is_counted_by_epoch(tmp_path: Path) -> None:
+    run = run_in(tmp_path, rank=1, num_workers=1, first_epoch=2, epochs=3)
+    for epoch in run.epochs():
+        for number, _ in enumerate(run.steps([[0] * 4, [0] * 2]), 1):
+            if epoch == 3:
+                assert read_taken(tmp_path / "taken")[2].num_begun == number
+    assert read_taken(tmp_path / "taken") == [Taken(), *[Taken(2, 2, 6, True)] * 2]
+    assert read_taken(tmp_path / "none") == []

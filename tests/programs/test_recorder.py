@@ -86,7 +86,8 @@ def test_the_rate_is_recorded_only_if_the_program_reads_it(folder: Path) -> None
 def test_a_program_without_steps_is_timed_by_the_clock_and_says_so(folder: Path) -> None:
     begun = {"kind": "begin_epoch", "epoch": 1, "time": 10.0}
     ends = {"kind": "end_epoch", "epoch": 1, "files": {}, "time": 14.0}
-    recorded(folder, {"kind": "joined"}, READY, begun, ends).end()
+    knows = point("epochs=1", "data.num_train=16")
+    recorded(folder, {"kind": "joined"}, begun, ends, config=knows).end()
     assert records(folder, "epoch")[0]["train_seconds"] == 4.0
     (warning, no_score) = [event["message"] for event in records(folder, "event")]
     assert "evaluations included" in warning

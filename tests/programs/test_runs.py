@@ -172,11 +172,16 @@ if KIND == "silence":
     time.sleep(600)
 if KIND == "no epochs":
     sys.exit()
+batches = [[0] * size] * (64 // size)
+if KIND == "no batch":
+    batches = []
+if KIND == "a generator":
+    batches = iter(batches)
 for epoch in run.epochs():
-    for _ in run.steps([[0] * size] * (64 // size)):
+    for _ in run.steps(batches):
         pass
     run.evaluated(test_loss=float("nan") if KIND == "NaN" else 1 / epoch)
-    if KIND == "a break":
+    if KIND == "a break" or (KIND == "a break at the end" and epoch == 2):
         break
 """
 
@@ -191,7 +196,10 @@ for epoch in run.epochs():
         ("a fork", "completed", ""),
         ("no epochs", "failed", "let `for epoch in run.epochs()` run to its end"),
         ("NaN", "diverged", "test_loss=nan in epoch 1"),
-        ("a break", "failed", "after 0 of 2 epochs"),
+        ("a break", "failed", "after 1 of 2 epochs"),
+        ("a break at the end", "completed", ""),
+        ("no batch", "failed", "epoch 1 had no step"),
+        ("a generator", "failed", "epoch 2 had no step"),
     ],
 )
 def test_bad_programs_are_told(tmp_path: Path, kind: str, status: str, said: str) -> None:
@@ -334,3 +342,35 @@ def test_recommend_learns_how_many_examples_a_program_has(folder: Path) -> None:
     kept = json.loads((folder / "results/s/recommend.json").read_text())
     assert kept["num_train"] == 64
     assert len(kept["probes"]) == 2
+
+
+RANKS = """\
+import sys, time
+import bsweep
+run = bsweep.join(num_train=36)
+for epoch in run.epochs():
+    if sys.argv[1] == "wait" and epoch == 2:
+        time.sleep(600)
+    for number, _ in enumerate(run.steps([[0] * 4] * (5 - run.rank))):
+        if sys.argv[1] == "wait" and number == 4:
+            time.sleep(600)  # as an exchange with a rank that has no step any more
+        time.sleep(0.01)
+    run.evaluated(test_accuracy=0.5)
+"""
+
+
+@pytest.mark.full
+def test_what_each_rank_took_is_counted_and_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANKS)
+    words = ("program=own", "local_batch=4", "num_workers=2", "epochs=2", "launch=torchrun")
+    counted = ("program.command='python train.py count'", "study=s")
+    ran_ok("run", *words, *counted, cwd=tmp_path)
+    for one in records(tmp_path, "epoch"):
+        assert one["images_per_second"] * one["train_seconds"] == pytest.approx(4 * (5 + 4))
+    (warning,) = [one for one in records(tmp_path, "event") if one["event"] == "warning"]
+    assert "the ranks took 5 and 4 steps in epoch 1" in warning["message"]
+    waits = ("program.command='python train.py wait'", "launch.stall_timeout_seconds=12")
+    ran = bsweep("run", *words, *waits, "launch.retries=0", "study=w", cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "rank 1 ended epoch 1 after 4 steps" in ran.stderr
+    assert "rank 0 has begun step 5" in ran.stderr

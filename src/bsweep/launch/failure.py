@@ -4,6 +4,7 @@ disk.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from bsweep.core.whole_files import FULL, why_full
 from bsweep.launch import ssh
 from bsweep.launch.outcome import Outcome, first_error
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.taken import read_taken
 
 _QUOTED_LINES = 15
 # They end a process whose libraries do not check whether they got the memory they asked for.
@@ -107,11 +109,14 @@ def _outcome_of_codes(
             f"{config.process_name(rank)} was killed by the kernel, which had no memory left",
         )
     process_and_cause = f"{config.process_name(rank)} {_cause(code)}"
+    apart = unequal_steps(config, paths)
     # A launcher may first notice a process that waited for the ones that really failed.
     if not silent and (others := _without_a_word(config, paths)):
         process_and_cause = (
             f"{' or '.join(others)} ended without a message, perhaps killed from outside; then "
             f"{process_and_cause}"
+            if not apart
+            else f"{process_and_cause}{apart}"
         )
     lines = _last_lines(paths, rank)
     if full := _full_disk(paths, "" if _signal(code) == signal.SIGBUS else lines):
@@ -155,6 +160,25 @@ def _without_a_word(config: RunConfig, paths: RunPaths) -> list[str]:
         for rank in ranks
         if not (paths.rank_logs(rank) / "error.json").exists()
     ]
+
+
+def unequal_steps(config: RunConfig, paths: RunPaths) -> str:
+    """Return the end of a message that names two ranks of the user's own program, of which one has
+    ended an epoch and the other has begun another step of it; an empty text if there are none.
+    """
+    ranks = range(config.num_workers if config.program.is_own else 0)
+    taken = [read_taken(paths.taken(rank)) for rank in ranks]
+    for (first, ended), (other, behind) in itertools.permutations(enumerate(taken), 2):
+        for epoch, (one, another) in enumerate(zip(ended, behind, strict=False), 1):
+            num_ended, num_begun = (
+                sum(counts.num_begun for counts in of_rank[:epoch]) for of_rank in (ended, behind)
+            )
+            if one.has_ended and not another.has_ended and num_begun > num_ended:
+                return (
+                    f": rank {first} ended epoch {epoch} after {num_ended} steps in all, and rank "
+                    f"{other} has begun step {num_begun}. Give all ranks equally many batches"
+                )
+    return ""
 
 
 def last_lines_of_all(config: RunConfig, paths: RunPaths) -> str:

@@ -49,9 +49,9 @@ class ProcessLauncher(HostLauncher):
         if timeout and not first_error(paths, len(request.ranks)):
             if silent := preflight.silent_hosts(config):
                 return Outcome("timeout", failure.loss(silent, timeout), may_pass=True)
-            return Outcome(
-                "timeout", f"{timeout}\n{failure.last_lines_of_all(config, paths)}", may_pass=True
-            )
+            apart = failure.unequal_steps(config, paths)
+            lines = failure.last_lines_of_all(config, paths)
+            return Outcome("timeout", f"{timeout}{apart}\n{lines}", may_pass=not apart)
         console = started.console.read_text(errors="replace")
         found = [] if timeout else self.failures(console)
         is_starved = memory.num_kills() > num_kills

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import stat
 import sys
@@ -21,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from bsweep.config.target import Target
 from bsweep.programs.agreement import Agreement
+from bsweep.runlog.taken import FORM
 
 POINT = "BSWEEP_POINT"
 """The environment variable with the path of the JSON file that describes the point and worker."""
@@ -101,6 +103,7 @@ class Run:
         self._pid = os.getpid()
         self._reports = _Reports(Path(point["reports"])) if self.rank == 0 else None
         self._clock = _Clock()
+        self._taken = _Taken(Path(point["taken"]), self.num_epochs)
         self._agreement = Agreement(self.rank, self.num_workers, Path(point["meeting"]))
         self._facts = facts
         self._epoch = self._first_epoch - 1
@@ -147,8 +150,11 @@ class Run:
         """
         for epoch in range(self._first_epoch, self.num_epochs + 1):
             self._begin(epoch)
-            yield epoch
-            self._flush()
+            try:
+                yield epoch
+            finally:  # also where the loop is left by `break`
+                self._flush()
+            self._taken.end_epoch()
             self._report("end_epoch", epoch=epoch, files=files_in(self._folder))
             if not self._stops:
                 self._decide(at_epoch_end=True)
@@ -180,6 +186,7 @@ class Run:
                 batch = next(iterator)
             except StopIteration:
                 return
+            self._taken.begin_step()
             yield batch
             if finish:
                 finish()
@@ -195,6 +202,7 @@ class Run:
         """
         self._before_step()
         begun = self._clock.now()
+        self._taken.begin_step()
         yield
         if finish:
             finish()
@@ -269,6 +277,7 @@ class Run:
 
     def _begin(self, epoch: int) -> None:
         self._epoch = epoch
+        self._taken.begin_epoch(epoch)
         self._report("begin_epoch", epoch=epoch)
 
     def _see_size(self, batches: object) -> None:
@@ -314,6 +323,7 @@ class Run:
         self._flushed_at = self._clock.host_now()
         seconds, examples = self._clock.taken(waits=waits)
         if seconds:
+            self._taken.add(examples)
             self._report("steps", epoch=self._epoch, seconds=seconds, examples=examples)
 
     def _decide(self, *, at_epoch_end: bool = False) -> None:
@@ -366,6 +376,41 @@ def files_in(folder: Path) -> dict[str, tuple[int, int]]:
             if stat.S_ISREG(status.st_mode):
                 found[str(path.relative_to(folder))] = (status.st_size, status.st_mtime_ns)
     return found
+
+
+class _Taken:
+    """The file in which a rank counts what it has taken, see `bsweep.runlog.taken`. It is mapped
+    into memory, so that a step pays nothing for it.
+    """
+
+    def __init__(self, path: Path, num_epochs: int) -> None:
+        size = FORM.size * num_epochs
+        path.write_bytes(bytes(size))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), size)
+        self._pid, self._epoch = os.getpid(), 1
+        self._num_begun = self._num_steps = self._num_examples = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._num_begun = self._num_steps = self._num_examples = 0
+
+    def begin_step(self) -> None:
+        self._num_begun += 1
+        self._write()
+
+    def add(self, examples: Sequence[int]) -> None:
+        self._num_steps += len(examples)
+        self._num_examples += sum(examples)
+
+    def end_epoch(self) -> None:
+        self._write(has_ended=True)
+        self._memory.flush()  # for other hosts
+
+    def _write(self, *, has_ended: bool = False) -> None:
+        counts = self._num_begun, self._num_steps, self._num_examples, has_ended
+        if os.getpid() == self._pid:  # and not a fork, which shares the memory
+            FORM.pack_into(self._memory, FORM.size * (self._epoch - 1), *counts)
 
 
 class _Reports:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from bsweep.config.program_point import learning_rate
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.checksums import sha256_of
+from bsweep.core.words import listed
 from bsweep.numerics.noise_scale import DECAY
 from bsweep.programs.joined import files_in
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
@@ -25,6 +27,10 @@ from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.reading import read_records
 from bsweep.runlog.records import End, Epoch, Event, Record, Start, Step
 from bsweep.runlog.shared_clock import file_system_time
+from bsweep.runlog.taken import Taken, read_taken
+
+_MOST_SECONDS_APART = 5.0  # by which other ranks may end an epoch later than rank 0
+_POLL_SECONDS = 0.02
 
 
 class Recorder:
@@ -53,7 +59,7 @@ class Recorder:
         self._begun_at: float | None = None
         self._saved = files_in(paths.program)
         self._warned: set[str] = set()
-        self.has_joined = False
+        self.has_joined = self._is_ready = False
         self._is_cut = False
         self.stops = ""
         """Why the program was told to stop; an empty text if it was not."""
@@ -71,6 +77,7 @@ class Recorder:
         elif kind == "reads_lr":
             self._reads_lr = True
         elif kind == "ready":
+            self._is_ready = True
             self._ready_at = file_system_time(self._paths.folder) - report.get("seconds_ago", 0.0)
             self._facts = {**report["facts"], **{k: report[k] for k in ("device", "threads")}}
         elif kind == "begin_epoch":
@@ -102,6 +109,8 @@ class Recorder:
                 "the program ended without calling bsweep.join(): call it, as docs/programs.md "
                 "shows, or name a file that the program writes by program.metrics"
             )
+        if self._seconds and self._epoch == self._done + 1 and not self.stops:
+            self._end_epoch({})  # its loop was left by `break`
         if self.stops == "asked":
             self._write(
                 End(
@@ -239,11 +248,18 @@ class Recorder:
     def _end_epoch(self, report: Mapping[str, Any]) -> None:
         if self.stops == "asked" and self._is_cut:
             return  # a resumed run trains this epoch as a whole
-        workers = self._config.num_workers
+        if not self._seconds and self.stops:
+            return
+        if not self._seconds and self._is_ready:
+            raise ProgramError(
+                f"epoch {self._epoch} had no step, because run.steps(...) got no batch: a loader "
+                "with drop_last leaves out a batch that is larger than the data, and a generator "
+                "is used up after one epoch"
+            )
         if not self._seconds:
             self._steps_from_wall(report["time"])
         seconds = sum(self._seconds)
-        examples = self._examples * workers
+        examples = self._examples_of_all_ranks()
         if self._num_train() is None and not self.stops:
             self._facts["num_train"] = examples  # one epoch takes each example once
         ordered = sorted(self._seconds)
@@ -276,6 +292,27 @@ class Recorder:
         self._before.num_examples += examples
         self._before.train_seconds += seconds
         self._keep_checkpoint(report.get("files", {}))
+
+    def _examples_of_all_ranks(self) -> int:
+        """Return the examples that all ranks took in the epoch that rank 0 has ended; a rank that
+        does not say it counts as rank 0 does.
+        """
+        ends_at = time.monotonic() + _MOST_SECONDS_APART
+        ranks = [Taken(0, len(self._seconds), self._examples)]
+        for rank in range(1, self._config.num_workers):
+            while epochs := read_taken(self._paths.taken(rank)):
+                if epochs[self._epoch - 1].has_ended or time.monotonic() > ends_at:
+                    break
+                time.sleep(_POLL_SECONDS)
+            ranks.append(epochs[self._epoch - 1] if epochs else ranks[0])
+        num_steps = [taken.num_steps for taken in ranks]
+        if len({*num_steps}) > 1:
+            message = (
+                f"the ranks took {listed(num_steps)} steps in epoch {self._epoch}: give all of "
+                "them equally many batches"
+            )
+            self._warn(message, once="ranks")
+        return sum(taken.num_examples for taken in ranks)
 
     def _steps_from_wall(self, now: float) -> None:
         """Take the time of an epoch whose steps the program did not time from the clock."""

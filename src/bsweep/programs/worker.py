@@ -268,6 +268,7 @@ def _point(
         "stop_at_target": config.stop_at_target,
         "scores": [score for score in scores if score is not None],
         "reports": str(_reports(paths).absolute()),
+        "taken": str(paths.taken(place.rank).absolute()),
         "meeting": str((paths.rank_logs(0) / "meeting.json").absolute()),
     }
 

@@ -140,6 +140,10 @@ class RunPaths:
         """
         return self.logs / f"rank.{rank}"
 
+    def taken(self, rank: int) -> Path:
+        """The file of a rank of the user's own program, see `bsweep.runlog.taken`."""
+        return self.rank_logs(rank) / "taken"
+
     def alive(self, rank: int) -> Path:
         return self.rank_logs(rank) / "alive"
 
