@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.core import memory
+from bsweep.core import memory, ranks
 from bsweep.core.ranks import Place
 from bsweep.data.streaming import Part
 from bsweep.runlog.files import RunPaths
@@ -93,3 +94,28 @@ def test_a_gpus_peak_is_the_same_in_every_epoch_and_grows_with_the_batch(
         (peak,) = {epoch["peak_memory_bytes"] for epoch in epochs(paths)}
         peaks.append(peak)
     assert peaks[0] < peaks[1]
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_granted"),
+    [
+        ({}, None),
+        ({"": "max 100000"}, None),
+        ({"": "100000 100000"}, 1),
+        ({"": "50000 100000"}, 1),
+        ({"": "max 100000", "a": "199999 100000"}, 1),
+        ({"a": "max 100000", "a/b": "6400000 100000"}, None),
+    ],
+)
+def test_cores_are_no_more_than_a_containers_limit_grants(
+    limits: dict[str, str], num_granted: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "cgroup").write_text("1:name=systemd:/x\n0::/a/b\n")
+    for group, limit in limits.items():
+        (tmp_path / group / "cpu.max").write_text(f"{limit}\n")
+    monkeypatch.setattr(ranks, "GROUPS", tmp_path)
+    monkeypatch.setattr(ranks, "OWN_GROUP", tmp_path / "cgroup")
+    all_cores = len(os.sched_getaffinity(0))
+    assert ranks.num_cores() == min(all_cores, num_granted or all_cores)
+    assert len(ranks.usable_cores()) == ranks.num_cores()

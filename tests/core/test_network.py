@@ -30,3 +30,17 @@ def test_a_socket_for_all_addresses_takes_both_families() -> None:
         port = server.getsockname()[1]
         for address in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
             socket.create_connection((address, port)).close()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_known"), [("no-such-name.invalid", False), ("localhost", True)]
+)
+def test_a_machine_whose_name_does_not_resolve_is_named(
+    name: str, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    network.unresolved_name.cache_clear()
+    said = network.unresolved_name()
+    network.unresolved_name.cache_clear()
+    assert bool(said) != is_known
+    assert is_known or (name in said and "/etc/hosts" in said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from bsweep.study import attempts
 from bsweep.study.progress import Progress
 from bsweep.train import peers_check, worker
 from tests.support.launching import Scripted
-from tests.support.running import TINY, bsweep, compose, imported_first, popen, summaries
+from tests.support.running import TINY, bsweep, compose, imported_first, popen, summaries, tool
 
 POINT = ("local_batch=10", "num_workers=2", "strategy=ddp", "model=tiny_cnn", "epochs=1", *TINY)
 ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", RuntimeError)  # torch 2.6 lacks it
@@ -63,9 +64,11 @@ def outcome_of(
     *overrides: str,
     console: str = "",
     codes: Sequence[int] = (),
+    is_starved: bool = False,
 ) -> Outcome:
     paths.launcher_log.write_text(console)
-    return failure.outcome(point(*overrides), paths, failures, paths.launcher_log, codes)
+    config, log = point(*overrides), paths.launcher_log
+    return failure.outcome(config, paths, failures, log, codes, is_starved=is_starved)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +105,56 @@ def test_a_crash_under_a_limit_is_out_of_memory(paths: RunPaths, code: int) -> N
     assert crashed.status == "out_of_memory"
     assert crashed.message.startswith("rank 1 was ended by SIGSEGV under its memory limit of 32")
     assert outcome_of(paths, [(1, code)]).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_starved", "hosts", "status"),
+    [
+        (-signal.SIGKILL, True, "", "out_of_memory"),
+        (-signal.SIGKILL, False, "", "failed"),
+        (-signal.SIGSEGV, True, "", "failed"),
+        (128 + signal.SIGKILL, True, "launch.hosts='localhost:1,h2:1'", "failed"),
+    ],
+)
+def test_a_worker_that_the_kernel_killed_for_memory_is_out_of_memory(
+    paths: RunPaths, code: int, is_starved: bool, hosts: str, status: str
+) -> None:
+    ended = outcome_of(paths, [(1, code)], *filter(None, [hosts]), is_starved=is_starved)
+    assert ended.status == status
+
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+HOG = """\
+import torch
+
+class Hog(torch.nn.Linear):
+    def __init__(self, num_classes, shape):
+        super().__init__(3 * 8 * 8, num_classes)
+        self.kept = []
+
+    def forward(self, images):
+        self.kept.append(torch.ones(10 * 2**20))
+        return super().forward(images.flatten(1))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not os.access(MEMORY / "tasks", os.W_OK), reason="no memory groups (v1) here")
+def test_a_run_that_the_kernel_ends_for_memory_is_out_of_memory(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HOG)
+    group = MEMORY / f"bsweep{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text("1400M")
+        words = ("model=own", "model.target=mine.py:Hog", "strategy=allreduce", "num_workers=2")
+        point = ("run", *TINY, *words, "local_batch=8", "epochs=90", "launch.retries=0", "study=s")
+        enter = f"echo $$ > {group}/tasks; exec {tool('bsweep')} {shlex.join(point)}"
+        subprocess.run(["sh", "-c", enter], cwd=tmp_path, check=False, timeout=300)
+        (ended,) = summaries(tmp_path).values()
+    finally:
+        group.rmdir()
+    assert ended["status"] == "out_of_memory"
+    assert "killed by the kernel" in ended["message"]
 
 
 HOROVOD = ("strategy=horovod", "launch.hosts='localhost:1,h2:1'")

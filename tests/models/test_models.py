@@ -265,3 +265,18 @@ def test_blocks_are_modules_that_compute_something() -> None:
     named = compose(*words, "model.blocks=[layers]").model
     with pytest.raises(ConfigError, match=r"blocks has layers, which is a list.*layers\.\*"):
         models.blocks(named, model)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("googlenet", "not logits [2, 10]: give model.options.aux_logits=false."),
+        ("inception_v3 model.options.aux_logits=false", "the sides of its images must be 75 or"),
+        ("alexnet", "the sides of its images must be 63 or longer."),
+    ],
+)
+def test_what_a_librarys_model_needs_is_said(words: str, said: str) -> None:
+    point = ("model=torchvision", "local_batch=8", *f"model.architecture={words}".split())
+    with pytest.raises(ConfigError) as caught:
+        models.check_model(compose(*point), 10, (3, 32, 32))
+    assert said in str(caught.value)

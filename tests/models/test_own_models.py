@@ -81,6 +81,20 @@ class Pair(nn.Module):
     def forward(self, images):
         return self.layer(images), images
 
+class Modes(nn.Module):
+    def __init__(self, num_classes, shape, in_evaluation="same", uses_all=True):
+        super().__init__()
+        self.layer, self.unused = flat(num_classes, shape), nn.Linear(3, 3)
+        self.in_evaluation, self.uses_all = in_evaluation, uses_all
+
+    def forward(self, images):
+        outputs = self.layer(images) + (self.unused.weight.sum() if self.uses_all else 0)
+        if self.training or self.in_evaluation == "same":
+            return outputs
+        if self.in_evaluation == "pair":
+            return outputs, images
+        return outputs[:, :5] if self.in_evaluation == "fewer" else outputs.repeat(1, 2)
+
 class Fails(nn.Module):
     def __init__(self, num_classes, shape, rank=None):
         super().__init__()
@@ -162,6 +176,23 @@ REGRESSION = DataInfo(8, 8, (3, 8, 8), (), 1, label_shape=(2,), is_regression=Tr
             "model=own model.target=mine.py:wrong_shape",
             IMAGES,
             r"returned a tensor of shape \[8, 7\] for .* not logits \[8, 10\]: return logits",
+        ),
+        *(
+            (
+                f"model=own model.target=mine.py:Modes +model.options.in_evaluation={name}",
+                IMAGES,
+                f"tried in evaluation mode on 8 examples .* returned {said}",
+            )
+            for name, said in (
+                ("pair", "tuple"),
+                ("fewer", r"a tensor of shape \[8, 5\]"),
+                ("more", r"a tensor of shape \[8, 20\], but \[8, 10\] in training mode"),
+            )
+        ),
+        (
+            "model=own model.target=mine.py:Modes +model.options.uses_all=false strategy=ddp",
+            IMAGES,
+            "no gradient reaches unused.weight, unused.bias",
         ),
         (
             "model=own model.target=mine.py:too_narrow",
@@ -365,3 +396,12 @@ def test_an_error_in_own_code_shows_its_traceback_and_the_sweep_goes_on(folder: 
 def test_a_model_may_have_volumes(folder: Path) -> None:
     words = ("model=own", "model.target=mine.py:volumes", "local_batch=8", "epochs=1", "study=s")
     ran_ok("run", *TINY, *ALONE, *words, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    "words", ["strategy=allreduce +model.options.uses_all=false", "strategy=ddp"]
+)
+def test_a_layer_without_a_gradient_is_refused_where_one_is_needed(
+    folder: Path, words: str
+) -> None:
+    assert checked("model=own", "model.target=mine.py:Modes", *words.split())

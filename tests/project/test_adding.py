@@ -146,7 +146,10 @@ def loss_gap(study, gaps):
     },
     "field of an epoch": {
         "src/bsweep/runlog/records.py": [
-            ("    peak_memory_bytes: Natural | None\n", "    num_tensors: int\n")
+            (
+                "    evaluation_peak_memory_bytes: Natural | None = None\n",
+                "    num_tensors: int | None = None\n",
+            )
         ],
         "src/bsweep/train/loop.py": [
             ("    return Epoch(\n", "        num_tensors=len(job.vector.tensors),\n")
@@ -204,6 +207,10 @@ def test_what_is_added_so_runs_and_reports(tmp_path: Path) -> None:
     report = tmp_path / "results/s/report"
     assert (report / "loss_gap.png").exists()
     assert "num_tensors" in (report / "epochs.csv").read_text().partition("\n")[0]
+    (tmp_path / "runs.csv").write_text("run,local_batch,epoch,train_seconds\na,8,1,2.5\n")
+    imports = ["import", "runs.csv", "--study", "imported", "--set", "num_train=100"]
+    words = [sys.executable, "-m", "bsweep", *imports]  # by which no field is measured
+    subprocess.run(words, cwd=tmp_path, env=env, check=True)
 
 
 def apply(path: Path, edit: str | list[tuple[str, str]]) -> None:

@@ -27,7 +27,7 @@ from bsweep.analysis.once import computing_once
 from bsweep.core.words import counted
 from bsweep.report import formats, images
 from bsweep.report.tables import tables
-from tests.support.synthetic_study import diloco, server, write_run, write_study
+from tests.support.synthetic_study import META, diloco, server, write_run, write_study
 
 
 @pytest.fixture(scope="module")
@@ -449,3 +449,34 @@ def test_many_nodes_are_dots_and_the_idlest_and_the_busiest_are_told(
     *_, head, row = report.idle_text(study).splitlines()
     assert [*re.findall(r"least|median|most", head)] == ["least", "median", "most"]
     assert row.split()[:-1] == ["12", "4", "0.00", "0.00", "2.00", "8.00"]
+
+
+def test_a_report_that_is_written_again_keeps_nothing_of_the_earlier(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    gone = {"rounds.csv", "noise_scales.csv", "table_idle.tex"}
+    stale = gone | {f"{name}.png" for name in plots.FIGURES}  # this study has few of them
+    for name in (*stale, "mine.csv", "mine.png"):
+        (folder / name).write_text("run_id\n")
+    write_run(tmp_path / "s", local_batch=8)
+    report.write(tmp_path / "s", folder)
+    left = {path.name: path for path in folder.iterdir()}
+    assert not [name for name in stale if name in left and left[name].read_bytes() == b"run_id\n"]
+    assert left.keys().isdisjoint(gone)
+    assert {"mine.csv", "mine.png", "runs.csv", "report.html"} <= left.keys()
+
+
+def test_texts_of_a_reports_tables_are_read_back_as_texts(tmp_path: Path) -> None:
+    meta = {**META, "versions": {"torch": "2.10.1"}}
+    settings = {"model.weights": "a.pth", "model.weights_sha256": "12345678" * 8}
+    write_run(tmp_path / "s", local_batch=8, meta=meta, settings=settings)
+    study = bsweep.load(report.write(tmp_path / "s").parent)
+    assert study.runs["torch"].tolist() == ["2.10"]
+    assert study.runs["model.weights_sha256"].tolist() == ["12345678"]
+
+
+def test_a_cell_of_a_latex_table_is_no_argument_of_the_line_before() -> None:
+    cells = pd.DataFrame({"name": ["[a]", "*b"], "n": ["1", "2"]})
+    (text,) = formats.as_latex("s", [formats.Table("c", cells, "t")]).values()
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert [row.partition(" &")[0] for row in rows[-2:]] == ["{}[a]", "{}*b"]

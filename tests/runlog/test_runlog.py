@@ -10,7 +10,7 @@ import pytest
 
 from bsweep.runlog.files import RunLog, RunPaths, no_such_study, write_json
 from bsweep.runlog.locks import claimed, is_claimed
-from bsweep.runlog.reading import read_records, read_run
+from bsweep.runlog.reading import read_json, read_records, read_run
 from bsweep.runlog.records import Event
 from bsweep.runlog.summary import ended, write_summary
 from tests.runlog.test_readers import STEP
@@ -160,3 +160,14 @@ def test_a_claim_has_one_holder_at_a_time(tmp_path: Path) -> None:
     with claimed(path) as again:
         assert again
     assert not is_claimed(path)
+
+
+def test_a_name_that_is_not_utf_8_is_written_so_that_it_can_be_read(tmp_path: Path) -> None:
+    name = b"caf\xe9 \xea\xb0\x80".decode("utf-8", "surrogateescape")
+    with RunLog(tmp_path / "metrics.jsonl") as log:
+        log.write(Event(event="warning", message=name))
+    write_json(tmp_path / "meta.json", {"command": name})
+    (record,), _ = read_records(tmp_path / "metrics.jsonl")
+    meta = read_json(tmp_path / "meta.json")
+    assert meta
+    assert record["message"] == meta["command"] == r"caf\xe9 가"

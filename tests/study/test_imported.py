@@ -124,6 +124,11 @@ def test_the_table_of_runs_of_weights_and_biases_is_imported(
 
 
 ROWS = "run,epoch,batch,s,acc\na,1,8,2,0.5\n"
+NAMED = "Name,ID,State,bs,Runtime\nfine,x1,finished,32,9\nfine,x2,finished,32,8\n"
+TABLE = (
+    *("--map", "Name=run", "State=status", "bs=local_batch", "Runtime=run_seconds"),
+    *("--set", "epochs=1"),
+)
 
 
 @pytest.mark.full(but=7)
@@ -146,13 +151,27 @@ ROWS = "run,epoch,batch,s,acc\na,1,8,2,0.5\n"
         (ROWS, (*CURVES, "--set", "seed=0", "status=on"), "status=on: unknown. Known: completed"),
         (ROWS + "b,1,8,2,0.5\n", (*CURVES, "--set", "seed=0"), "run b has the same settings and"),
         ("run,epoch\n", CURVES, "runs.csv: it holds no runs"),
+        (NAMED, TABLE, "2 runs are called fine: name a column that tells them apart, --map ID=run"),
+        (NAMED.replace("finished", "running"), TABLE, "2 runs are called fine"),
+        (NAMED.replace("x2,finished", "x2,running"), TABLE, "2 runs are called fine"),
+        (NAMED[: NAMED.rindex("fine")].replace("finished", "running"), TABLE, "no run of it has"),
+        (ROWS.replace("batch,s", "batch,batch"), CURVES, "two columns are named batch"),
+        (f"sep=,\n{ROWS}", CURVES, "remove the line sep=,"),
+        (ROWS.replace(",", ";").replace("0.5", "0,5"), CURVES, "write a point for the comma"),
+        (ROWS.encode("utf-16"), CURVES, "the file is not UTF-8"),
+        (ROWS.encode("utf-16-le"), CURVES, "the file is UTF-16"),
+        (ROWS.replace("a,1", "caf\xe9,1").encode("latin-1"), CURVES, "the file is not UTF-8"),
     ],
 )
 def test_bad_input_is_named_and_nothing_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: str, words: tuple[str, ...], said: str
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    rows: str | bytes,
+    words: tuple[str, ...],
+    said: str,
 ) -> None:
     source = tmp_path / "runs.csv"
-    source.write_text(rows)
+    source.write_bytes(rows if isinstance(rows, bytes) else rows.encode())
     where = [str(source), "--study", str(tmp_path / "mine")]
     assert import_runs.run([*where, *SAYS_SIZE, *words]) == 2
     assert said in caplog.text
@@ -212,3 +231,16 @@ def test_no_command_repeats_imported_runs(
     with pytest.raises(ValueError, match="no point of a command has the state interrupted"):
         study_commands._retry([study, "--status", "interrupted"])
     assert not caplog.records
+
+
+def test_a_pause_between_two_attempts_is_no_training(tmp_path: Path) -> None:
+    ends = [5, 10, 15, 7215, 7220, 7225]
+    rows = [
+        {"run": "a", "batch": 8, "epoch": number, "time": 1.7e9 + end, "acc": 0.5}
+        for number, end in enumerate(ends, 1)
+    ]
+    source = write_csv(tmp_path / "runs.csv", rows)
+    (records,) = import_to(tmp_path, source, "--map", "batch=local_batch", "acc=test_accuracy")
+    assert epochs_of(records, "train_seconds") == [(5.0,)] * 6
+    messages = " ".join(record["message"] for record in records if record["type"] == "event")
+    assert "1 pause of 7200 s" in messages

@@ -74,7 +74,8 @@ def usable_cores() -> tuple[int, ...]:
     return cores[: max(1, _granted_cores())]
 
 
-_GROUPS = Path("/sys/fs/cgroup")
+GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Where the control groups are, and which one this process is in."""
 
 
 def _granted_cores() -> int:
@@ -83,9 +84,9 @@ def _granted_cores() -> int:
     """
     granted = sys.maxsize
     with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = OWN_GROUP.read_text().splitlines()
         name = next(line[3:] for line in lines if line.startswith("0::"))
-        own = _GROUPS / name.lstrip("/")
+        own = GROUPS / name.lstrip("/")
         for group in (own, *own.parents):
             with suppress(OSError, ValueError):  # no such file, or "max" without a limit
                 quota, period = map(int, (group / "cpu.max").read_text().split())
