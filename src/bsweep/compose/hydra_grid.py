@@ -100,7 +100,7 @@ def _points(given: Sequence[Override]) -> list[list[str]]:
         if override.is_sweep_override():
             axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
             if not axes[key]:
-                raise ConfigError(f"{override.input_line}: no value fits, so there is no point.")
+                raise ConfigError(f"{override.input_line}: no value fits. Give one at least.")
         else:
             axes[key] = [f"{key}={override.get_value_element_as_str()}"]
     return [list(point) for point in itertools.product(*axes.values())]

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -240,8 +241,9 @@ def _is_braced(word: str) -> bool:
 
 def _first_line(script: Path) -> bytes:
     """Return the first line of a script; of another program nothing."""
-    with script.open("rb") as file:
+    with suppress(OSError), script.open("rb") as file:  # it may be executed, but not read
         return file.readline() if file.read(2) == b"#!" else b""
+    return b""
 
 
 def _refuse_missing(folder: Path, name: str, key: str) -> None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from bsweep.core.ranks import GROUPS, OWN_GROUP
+
 # Processes that only launch others do not import torch, because that takes seconds.
 if TYPE_CHECKING:
     import torch
@@ -163,13 +165,19 @@ def can_limit() -> bool:
 
 
 def num_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory since this machine
-    started, in all of its containers; 0 if the kernel does not count them.
+    """Return how many processes of this process's memory group the kernel has killed for lack of
+    memory so far; 0 if the kernel does not count them.
     """
+    files = []
     with suppress(OSError):
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
-    return 0
+        for line in OWN_GROUP.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if not controllers:  # of version 2
+                files.append(GROUPS / name.lstrip("/") / "memory.events")
+            elif "memory" in controllers.split(","):
+                files.append(GROUPS / "memory" / name.lstrip("/") / "memory.oom_control")
+    lines = [line.split() for file in files if file.exists() for line in file.open()]
+    return sum(int(line[1]) for line in lines if line[0] == "oom_kill")
 
 
 def available_bytes() -> int:

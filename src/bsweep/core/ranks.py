@@ -57,21 +57,18 @@ def inside_horovodrun() -> bool:
 
 
 def num_cores() -> int:
-    """Return the number of cores that this process may use. A thread that is pinned to some cores,
-    and what it starts, may use only those.
+    """Return the number of cores that this process may use, which is no larger than the number of
+    whole cores that a container's limit of processor time grants. A thread that is pinned to some
+    cores, and what it starts, may use only those.
     """
-    return len(usable_cores())
+    return max(1, min(len(usable_cores()), _granted_cores()))
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Return the indices of the CPU cores that this process may use, in ascending order. Of them
-    there are no more than the whole cores that a container's limit of processor time grants.
-    """
+    """Return the indices of the CPU cores that this process may use, in ascending order."""
     if hasattr(os, "sched_getaffinity"):
-        cores = tuple(sorted(os.sched_getaffinity(0)))
-    else:
-        cores = tuple(range(os.cpu_count() or 1))
-    return cores[: max(1, _granted_cores())]
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
 GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")

@@ -113,6 +113,8 @@ def explained(error: BaseException, folder: Path, otherwise: str) -> str:
     while not os.path.lexists(path):
         path = path.parent
     number = path.lstat().st_uid
+    if number == os.getuid():
+        return str(error)
     try:
         owner = path.owner()
     except KeyError:  # a user without a name

@@ -39,7 +39,9 @@ class GreyLevels:
     num_coarse: int = 0  # images that keep fewer than 16 levels, though they have more
 
     def scaled(self, levels: NDArray[np.uint16]) -> NDArray[np.uint8]:
-        scaled = (levels >> (self.num_bits - 8)).astype(np.uint8)
+        self.num_bits = self.num_bits or 16  # where the first image of a set had fewer
+        shifted = levels >> (self.num_bits - 8)
+        scaled: NDArray[np.uint8] = np.minimum(shifted, 255).astype(np.uint8)
         num_kept = np.count_nonzero(np.bincount(scaled.ravel()))
         if num_kept < _FEW_LEVELS and np.count_nonzero(np.bincount(levels.ravel())) > num_kept:
             self.num_coarse += 1

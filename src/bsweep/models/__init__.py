@@ -440,8 +440,10 @@ def _problem_with(
             of_model.check(outputs, targets, info.num_classes)
             if problem := _problem_in_evaluation(of_model, outputs, evaluated, targets, info):
                 return f"{asked}, tried in evaluation mode on {examples}: {problem}"
-            loss = of_model.loss(outputs, targets)
-            if needs_each_gradient and (unused := _without_gradient(model, loss)):
+            unused = []
+            if needs_each_gradient:
+                unused = _without_gradient(model, of_model.loss(outputs, targets))
+            if unused:
                 return (
                     f"{asked}: no gradient reaches {first_of(unused)}, and this strategy needs one "
                     "for each trained parameter. Remove what the model does not use, freeze it by "

@@ -458,8 +458,13 @@ def chance(study: Study) -> float | None:
     """
     known = study.runs["chance"].notna()
     is_evaluated = study.runs["run_id"].isin(study.evaluations["run_id"])
-    found = study.runs.loc[known | is_evaluated, "chance"].unique()
-    return float(found[0]) if len(found) == 1 and pd.notna(found[0]) else None
+    levels = study.runs.loc[known | is_evaluated, "chance"]
+    if levels.empty or levels.isna().any() or levels.max() - levels.min() > _EQUAL_CHANCE:
+        return None
+    return float(levels.max())
+
+
+_EQUAL_CHANCE = 0.005  # which parts of one data set may differ by
 
 
 def chance_words(study: Study, drawn: Sequence[Line2D]) -> str:

@@ -154,7 +154,7 @@ class Run:
                 yield epoch
             finally:  # also where the loop is left by `break`
                 self._flush()
-            self._taken.end_epoch()
+                self._taken.end_epoch()
             self._report("end_epoch", epoch=epoch, files=files_in(self._folder))
             if not self._stops:
                 self._decide(at_epoch_end=True)
@@ -379,15 +379,13 @@ def files_in(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 class _Taken:
-    """The file in which a rank counts what it has taken, see `bsweep.runlog.taken`. It is mapped
-    into memory, so that a step pays nothing for it.
+    """The file in which a rank counts what it has taken, see `bsweep.runlog.taken`. It is made at
+    the first step, and mapped into memory, so that a step pays nothing for it.
     """
 
     def __init__(self, path: Path, num_epochs: int) -> None:
-        size = FORM.size * num_epochs
-        path.write_bytes(bytes(size))
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), size)
+        self._path, self._size = path, FORM.size * num_epochs
+        self._memory: mmap.mmap | None = None
         self._pid, self._epoch = os.getpid(), 1
         self._num_begun = self._num_steps = self._num_examples = 0
 
@@ -397,19 +395,25 @@ class _Taken:
 
     def begin_step(self) -> None:
         self._num_begun += 1
+        if self._memory is None:
+            with self._path.open("ab+") as file:
+                file.truncate(self._size)
+                self._memory = mmap.mmap(file.fileno(), self._size)
         self._write()
 
     def add(self, examples: Sequence[int]) -> None:
         self._num_steps += len(examples)
         self._num_examples += sum(examples)
+        self._write()
 
     def end_epoch(self) -> None:
         self._write(has_ended=True)
-        self._memory.flush()  # for other hosts
+        if self._memory:
+            self._memory.flush()  # for other hosts
 
     def _write(self, *, has_ended: bool = False) -> None:
         counts = self._num_begun, self._num_steps, self._num_examples, has_ended
-        if os.getpid() == self._pid:  # and not a fork, which shares the memory
+        if self._memory and os.getpid() == self._pid:  # and not a fork, which shares the memory
             FORM.pack_into(self._memory, FORM.size * (self._epoch - 1), *counts)
 
 

@@ -256,10 +256,12 @@ class Recorder:
                 "with drop_last leaves out a batch that is larger than the data, and a generator "
                 "is used up after one epoch"
             )
-        if not self._seconds:
+        if self._seconds:
+            examples = self._examples_of_all_ranks()
+        else:
             self._steps_from_wall(report["time"])
+            examples = self._examples * self._config.num_workers
         seconds = sum(self._seconds)
-        examples = self._examples_of_all_ranks()
         if self._num_train() is None and not self.stops:
             self._facts["num_train"] = examples  # one epoch takes each example once
         ordered = sorted(self._seconds)
@@ -300,11 +302,13 @@ class Recorder:
         ends_at = time.monotonic() + _MOST_SECONDS_APART
         ranks = [Taken(0, len(self._seconds), self._examples)]
         for rank in range(1, self._config.num_workers):
-            while epochs := read_taken(self._paths.taken(rank)):
-                if epochs[self._epoch - 1].has_ended or time.monotonic() > ends_at:
+            while True:
+                epochs = read_taken(self._paths.taken(rank))
+                taken = epochs[self._epoch - 1] if epochs else Taken()
+                if taken.has_ended or not taken.num_begun or time.monotonic() > ends_at:
                     break
                 time.sleep(_POLL_SECONDS)
-            ranks.append(epochs[self._epoch - 1] if epochs else ranks[0])
+            ranks.append(taken if taken.num_begun else ranks[0])
         num_steps = [taken.num_steps for taken in ranks]
         if len({*num_steps}) > 1:
             message = (

@@ -98,6 +98,8 @@ class _TextFile:
             self._old = b""
         self._seen = seen
         whole = content if is_last else content[: content.rfind(b"\n") + 1]
+        if self._parsed.startswith(whole):  # the program is writing the file again
+            return (at if is_changed else None), []
         # While a file grows, its new rows alone are parsed: the training needs the cores.
         begin = len(self._parsed) if whole.startswith(self._parsed) else 0
         rows = parse(whole, str(self._path), begin)
@@ -139,6 +141,8 @@ def csv_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
     num_left_out = content.count(b"\n", content.find(b"\n") + 1, begin)
     if begin:
         content = content[: content.find(b"\n") + 1] + content[begin:]
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ValueError(f"{path}: the file is UTF-16: save it as UTF-8.")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

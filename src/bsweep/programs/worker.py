@@ -202,6 +202,7 @@ def _started(
     paths.program.mkdir(exist_ok=True)
     point = folder / "point.json"
     point.write_text(json.dumps(_point(config, program, paths, place)))
+    paths.taken(place.rank).unlink(missing_ok=True)
     if place.rank == 0:
         _reports(paths).unlink(missing_ok=True)
     environment = {
@@ -230,18 +231,18 @@ def _environment(config: RunConfig, program: OwnProgramConfig, place: Place) -> 
     """Return the environment variables of a worker's command: those of this process, those of the
     point, and those that the user gave. A variable that the user gave as null is left out.
     """
-    values, given = values_of(config), program.environment
-    return {
-        **{name: value for name, value in os.environ.items() if given.get(name, "") is not None},
-        **{_variable(name): str(value) for name, value in values.items() if value is not None},
-        "OMP_NUM_THREADS": str(place.threads(config.launch.threads_per_worker)),
-        **{str(name): str(value) for name, value in given.items() if value is not None},
+    variables = {
+        **os.environ,
+        **{_variable(name): value for name, value in values_of(config).items()},
+        "OMP_NUM_THREADS": place.threads(config.launch.threads_per_worker),
+        **program.environment,
         **({"CUDA_VISIBLE_DEVICES": ""} if config.device == "cpu" else {}),
-        "BSWEEP_RANK": str(place.rank),
-        "BSWEEP_LOCAL_RANK": str(place.local_rank),
+        "BSWEEP_RANK": place.rank,
+        "BSWEEP_LOCAL_RANK": place.local_rank,
         "BSWEEP_ADDRESS": _address(config),
         "PYTHONUNBUFFERED": "1",
     }
+    return {name: str(value) for name, value in variables.items() if value is not None}
 
 
 def _point(

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from bsweep.config.values import did_you_mean
 from bsweep.core.whole_files import space_for, write_whole
+from bsweep.core.words import escaped
 from bsweep.runlog.records import SCHEMA, Record
 
 
@@ -245,7 +246,7 @@ def json_of(value: Mapping[str, Any], indent: int | None = None) -> str:
     becomes an escape such as \\xe9.
     """
     text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
-    return _SURROGATE.sub(lambda match: f"\\\\x{ord(match[0]) & 0xFF:02x}", text)
+    return _SURROGATE.sub(lambda match: escaped(match[0]).replace("\\", "\\\\"), text)
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
