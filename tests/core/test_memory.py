@@ -118,4 +118,3 @@ def test_cores_are_no_more_than_a_containers_limit_grants(
     monkeypatch.setattr(ranks, "OWN_GROUP", tmp_path / "cgroup")
     all_cores = len(os.sched_getaffinity(0))
     assert ranks.num_cores() == min(all_cores, num_granted or all_cores)
-    assert len(ranks.usable_cores()) == ranks.num_cores()

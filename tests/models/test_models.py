@@ -271,7 +271,7 @@ def test_blocks_are_modules_that_compute_something() -> None:
     ("words", "said"),
     [
         ("googlenet", "not logits [2, 10]: give model.options.aux_logits=false."),
-        ("inception_v3 model.options.aux_logits=false", "the sides of its images must be 75 or"),
+        ("inception_v3 +model.options.aux_logits=false", "the sides of its images must be 75 or"),
         ("alexnet", "the sides of its images must be 63 or longer."),
     ],
 )

