@@ -88,7 +88,8 @@ class Modes(nn.Module):
         self.in_evaluation, self.uses_all = in_evaluation, uses_all
 
     def forward(self, images):
-        outputs = self.layer(images) + (self.unused(images[0, 0, :1, :3]).sum() if self.uses_all else 0)
+        more = self.unused(images[0, 0, :1, :3]).sum() if self.uses_all else 0
+        outputs = self.layer(images) + more
         if self.training or self.in_evaluation == "same":
             return outputs
         if self.in_evaluation == "pair":

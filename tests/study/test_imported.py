@@ -158,7 +158,7 @@ TABLE = (
         (ROWS.replace("batch,s", "batch,batch"), CURVES, "two columns are named batch"),
         (f"sep=,\n{ROWS}", CURVES, "remove the line sep=,"),
         (ROWS.replace(",", ";").replace("0.5", "0,5"), CURVES, "write a point for the comma"),
-        (ROWS.encode("utf-16"), CURVES, "the file is not UTF-8"),
+        (ROWS.encode("utf-16"), CURVES, "the file is UTF-16"),
         (ROWS.encode("utf-16-le"), CURVES, "the file is UTF-16"),
         (ROWS.replace("a,1", "caf\xe9,1").encode("latin-1"), CURVES, "the file is not UTF-8"),
     ],
