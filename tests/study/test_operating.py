@@ -325,6 +325,8 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
     assert "no recorded command for 2 of its runs" in result.stderr
     rows, source = overview.of_study(tmp_path / "results/mine")
     assert "bsweep resume" not in overview.status_text(tmp_path, rows, source, []), "it runs none"
+    at_work = overview.status_text(tmp_path, rows, source, ["h1.example.org.77"])
+    assert "sweeps at work: h1.example.org process 77" in at_work
     commands.keep(tmp_path / "results/mine", ["seed=0"], [compose(*TINY, "local_batch=8")])
     kept = tmp_path / "results/mine/commands.jsonl"
     moved = json.loads(kept.read_text()) | {"folder": "/nowhere/at/all"}
