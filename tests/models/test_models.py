@@ -267,12 +267,13 @@ def test_blocks_are_modules_that_compute_something() -> None:
         models.blocks(named, model)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ("alexnet", "the sides of its images must be 63 or longer."),
         ("googlenet", "not logits [2, 10]: give model.options.aux_logits=false."),
         ("inception_v3 +model.options.aux_logits=false", "the sides of its images must be 75 or"),
-        ("alexnet", "the sides of its images must be 63 or longer."),
     ],
 )
 def test_what_a_librarys_model_needs_is_said(words: str, said: str) -> None:

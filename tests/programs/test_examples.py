@@ -41,7 +41,8 @@ def records_of(folder: Path, *words: str, timeout: float = 240) -> dict[str, lis
 
 def command(example: str, *more: str) -> str:
     """The option that starts an example."""
-    return f"program.command='{' '.join(['python', str(EXAMPLES / example), *more])}'"
+    words = ["python", f'"{EXAMPLES / example}"', *more]
+    return f"program.command='{' '.join(words)}'"
 
 
 @pytest.mark.full(but=1)

@@ -49,6 +49,7 @@ def cells(study: analysis.Study) -> pd.DataFrame:
     return analysis.surface(study)
 
 
+@pytest.mark.full
 def test_the_map_has_the_true_times_and_their_causes(
     study: analysis.Study, cells: pd.DataFrame
 ) -> None:

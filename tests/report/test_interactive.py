@@ -593,6 +593,7 @@ LOOKS = """() => Object.fromEntries(["color", "shape"].map((of) => {
 }))"""
 
 
+@pytest.mark.full
 def test_charts_of_split_models_have_the_numbers_of_the_figures(
     browser: Any, split: analysis.Study, tmp_path: Path
 ) -> None:

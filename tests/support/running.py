@@ -33,6 +33,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from bsweep.compose.overrides import as_hydra_takes
 from bsweep.config.parsing import conf_dir, parse
 from bsweep.config.run import RunConfig
 from bsweep.core import parent_process
@@ -57,6 +58,7 @@ def compose(*overrides: str) -> RunConfig:
     once; the values of keys are set in a copy, as Hydra sets them. What is not of the form
     `key=value` is left to Hydra.
     """
+    overrides = tuple(map(as_hydra_takes, overrides))
     try:
         parsed = [_parsed(word) for word in overrides]
         values = [one for one in parsed if _is_value(one)]
