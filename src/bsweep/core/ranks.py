@@ -72,7 +72,7 @@ def usable_cores() -> tuple[int, ...]:
 
 
 GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-"""Where the control groups are, and which one this process is in."""
+"""The folder of the control groups, and the file that names those of this process."""
 
 
 def _granted_cores() -> int:

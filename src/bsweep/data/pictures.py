@@ -49,7 +49,7 @@ class GreyLevels:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said about these images; empty if there were none."""
+        """The sentences on these images for the user; empty if there were none."""
         if not self.num_bits:
             return ()
         white = 2**self.num_bits - 1

@@ -18,7 +18,7 @@ all epochs, from the first.
 
 @dataclass(frozen=True)
 class Taken:
-    """What a rank has taken in an epoch.
+    """The counts of what a rank has taken in an epoch.
 
     `num_begun` counts the steps that have begun, `num_steps` and `num_examples` what is finished.
     `has_ended` is True if the rank has ended the epoch.
