@@ -56,7 +56,7 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
         For each of `METRICS`: The mean, `<metric>_ci95` and `<metric>_points`; see `over_seeds` and
             `seed_points`.
         `has_learned`: True if the mean test accuracy `beats_chance`; NA where the accuracy, the
-            number of classes or the number of test examples is not known.
+            chance level or the number of test examples is not known.
 
     Args:
         runs: The table `Study.runs`.
