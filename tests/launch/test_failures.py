@@ -28,6 +28,7 @@ from bsweep.launch.outcome import Outcome
 from bsweep.numerics import objective
 from bsweep.runlog.errors import WorkerLost, errors_reported, said_by, worker_lost
 from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.taken import FORM
 from bsweep.strategies import ddp
 from bsweep.study import attempts
 from bsweep.study.progress import Progress
@@ -97,6 +98,33 @@ def test_the_cause_is_named_before_its_consequences(
     if error:
         write_json(paths.rank_logs(0) / "error.json", {**error, "time": 1.0})
     assert outcome_of(paths, failures).message.startswith(named)
+
+
+def test_a_rank_that_left_with_exit_code_0_is_not_said_to_be_killed(paths: RunPaths) -> None:
+    write_json(paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0})
+    paths.clean_exit(1).touch()
+    said = "rank 1 ended with exit code 0; then rank 0 ended with exit code 1"
+    assert outcome_of(paths, [(0, 1)]).message == said
+
+
+@pytest.mark.parametrize("is_consequence", [False, True])
+def test_unequal_steps_of_ranks_are_said_beside_the_first_error(
+    paths: RunPaths, is_consequence: bool
+) -> None:
+    for rank, (num_begun, has_ended) in enumerate([(5, False), (4, True)]):
+        first = FORM.pack(num_begun, num_begun - 1, 4 * num_begun, has_ended)
+        paths.taken(rank).write_bytes(first + bytes(FORM.size))
+    error = {**ERROR, "status": "failed", "is_consequence": is_consequence, "time": 1.0}
+    write_json(paths.rank_logs(0) / "error.json", error)
+    own = ("program=own", "program.command=ls", "epochs=2", "launch=torchrun")
+    config = compose("local_batch=4", "num_workers=2", *own)
+    paths.launcher_log.touch()
+    outcome = failure.outcome(config, paths, [(0, 1)], paths.launcher_log)
+    assert outcome.message.startswith("rank 0 ended" if is_consequence else "rank 0 failed: Out")
+    assert "rank 1 ended epoch 1 after 4 steps in all, and rank 0 has begun step 5" in (
+        outcome.message
+    )
+    assert not outcome.may_pass
 
 
 @pytest.mark.parametrize("code", [-signal.SIGSEGV, 128 + signal.SIGSEGV])

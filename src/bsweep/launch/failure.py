@@ -4,7 +4,6 @@ disk.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import signal
@@ -62,6 +61,7 @@ def outcome(
         full = _full_disk(paths, said)
         if full not in said:
             said += f": {full}"
+        said += unequal_steps(config, paths)
         more = trace if trace is not None else "" if full else _last_lines(paths, rank)
         message = f"{said}\n{more}"
         return Outcome(outcome.status, message.strip())
@@ -108,20 +108,15 @@ def _outcome_of_codes(
             "out_of_memory",
             f"{config.process_name(rank)} was killed by the kernel, which had no memory left",
         )
-    process_and_cause = f"{config.process_name(rank)} {_cause(code)}"
-    apart = unequal_steps(config, paths)
+    apart = "" if killed else unequal_steps(config, paths)
+    process_and_cause = f"{config.process_name(rank)} {_cause(code)}{apart}"
     # A launcher may first notice a process that waited for the ones that really failed.
-    if not silent and (others := _without_a_word(config, paths)):
-        process_and_cause = (
-            f"{' or '.join(others)} ended without a message, perhaps killed from outside; then "
-            f"{process_and_cause}"
-            if not apart
-            else f"{process_and_cause}{apart}"
-        )
+    if not silent and not apart and (others := _without_a_word(config, paths)):
+        process_and_cause = f"{others}; then {process_and_cause}"
     lines = _last_lines(paths, rank)
     if full := _full_disk(paths, "" if _signal(code) == signal.SIGBUS else lines):
         return Outcome("failed", f"{process_and_cause}: {full}", may_pass=True)
-    return Outcome("failed", f"{process_and_cause}\n{lines}".strip(), may_pass=True)
+    return Outcome("failed", f"{process_and_cause}\n{lines}".strip(), may_pass=not apart)
 
 
 def _is_here(config: RunConfig, rank: int) -> bool:
@@ -153,13 +148,16 @@ def _full_disk(paths: RunPaths, said: str) -> str:
     return next(filter(None, found), "")
 
 
-def _without_a_word(config: RunConfig, paths: RunPaths) -> list[str]:
-    ranks = range(config.num_workers + config.num_server_processes)
-    return [
-        config.process_name(rank)
-        for rank in ranks
-        if not (paths.rank_logs(rank) / "error.json").exists()
-    ]
+def _without_a_word(config: RunConfig, paths: RunPaths) -> str:
+    """Return which processes ended without an error of their own, and how; an empty text if there
+    are none.
+    """
+    every = range(config.num_workers + config.num_server_processes)
+    silent = [rank for rank in every if not (paths.rank_logs(rank) / "error.json").exists()]
+    if clean := [rank for rank in silent if paths.clean_exit(rank).exists()]:
+        return f"{' and '.join(map(config.process_name, clean))} ended with exit code 0"
+    names = " or ".join(map(config.process_name, silent))
+    return names and f"{names} ended without a message, perhaps killed from outside"
 
 
 def unequal_steps(config: RunConfig, paths: RunPaths) -> str:
@@ -167,17 +165,19 @@ def unequal_steps(config: RunConfig, paths: RunPaths) -> str:
     ended an epoch and the other has begun another step of it; an empty text if there are none.
     """
     ranks = range(config.num_workers if config.program.is_own else 0)
-    taken = [read_taken(paths.taken(rank)) for rank in ranks]
-    for (first, ended), (other, behind) in itertools.permutations(enumerate(taken), 2):
-        for epoch, (one, another) in enumerate(zip(ended, behind, strict=False), 1):
-            num_ended, num_begun = (
-                sum(counts.num_begun for counts in of_rank[:epoch]) for of_rank in (ended, behind)
+    every = [(rank, read_taken(paths.taken(rank))) for rank in ranks]
+    for epoch in range(1, config.epochs + 1):
+        counts = [
+            (sum(one.num_begun for one in taken[:epoch]), rank, taken[epoch - 1].has_ended)
+            for rank, taken in every
+            if len(taken) >= epoch
+        ]
+        ended, behind = ([one for one in counts if one[2] is has] for has in (True, False))
+        if ended and behind and (least := min(ended))[0] < (most := max(behind))[0]:
+            return (
+                f": rank {least[1]} ended epoch {epoch} after {least[0]} steps in all, and rank "
+                f"{most[1]} has begun step {most[0]}. Give all ranks equally many batches"
             )
-            if one.has_ended and not another.has_ended and num_begun > num_ended:
-                return (
-                    f": rank {first} ended epoch {epoch} after {num_ended} steps in all, and rank "
-                    f"{other} has begun step {num_begun}. Give all ranks equally many batches"
-                )
     return ""
 
 

@@ -148,6 +148,10 @@ class RunPaths:
     def alive(self, rank: int) -> Path:
         return self.rank_logs(rank) / "alive"
 
+    def clean_exit(self, rank: int) -> Path:
+        """The file that a process makes when its work has ended without an error."""
+        return self.rank_logs(rank) / "clean_exit"
+
     def waits(self, rank: int) -> Path:
         """Return the path of the file in which a process that makes no progress says whether it
         waits for other processes or works.

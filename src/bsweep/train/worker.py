@@ -394,6 +394,8 @@ def take_part(paths: RunPaths, work: Work) -> Place:
                 strategies.serve(config, place, paths)
         else:
             work(config, paths, place)
+        with suppress(OSError):  # of a full disk, which must not fail a run that is complete
+            paths.clean_exit(place.rank).touch()
     return place
 
 
