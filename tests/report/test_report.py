@@ -26,6 +26,7 @@ from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.once import computing_once
 from bsweep.core.words import counted
 from bsweep.report import formats, images
+from bsweep.report.document import document
 from bsweep.report.tables import tables
 from tests.support.synthetic_study import META, diloco, server, write_run, write_study
 
@@ -46,6 +47,19 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 @pytest.fixture(scope="module")
 def page(written: tuple[Path, list[str]]) -> Path:
     return written[0]
+
+
+def test_the_page_offers_each_runs_own_path(tmp_path: Path) -> None:
+    meta = META | {"command": "bsweep run study=s data.root=/a/one,/b/two epochs=3"}
+    roots = ("/a/one", "/b/two")
+    for seed, root in enumerate(roots):
+        run = write_run(tmp_path / "s", local_batch=8, seed=seed, meta=meta)
+        for path in (run / "config.yaml", run / "metrics.jsonl"):
+            path.write_text(path.read_text().replace('"images"', f'"{root}"'))
+    told = document(bsweep.load(tmp_path / "s"))
+    commands = [told["commands"]["words"][at] for at in told["commands"]["of_run"]]
+    assert sorted(commands) == [["epochs=3", f"data.root='{root}'"] for root in roots]
+    assert [one["word"] for one in told["columns"] if one["name"] == "data.root"] == [""]
 
 
 @pytest.mark.full

@@ -6,8 +6,11 @@ in the table `runs`. What all runs have in common stands once, under `shared`.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,12 @@ from bsweep.analysis.numbers import plain, setting_text
 from bsweep.analysis.once import computing_once
 from bsweep.analysis.predicted import cells_of
 from bsweep.analysis.records import PATHS
+from bsweep.config.saved import read_config
 from bsweep.config.target import SETTINGS
+from bsweep.config.values import ConfigError, flatten
 from bsweep.plots import charts
 from bsweep.report import details, splits
+from bsweep.runlog.files import RunPaths
 
 Document = dict[str, Any]
 
@@ -124,7 +130,7 @@ def _column(runs: pd.DataFrame, name: str, is_varying: bool) -> dict[str, Any]:
     )  # fmt: skip
     key = (described.source or name).removesuffix(".name")
     is_word = name in ("num_workers", "local_batch", "seed", "strategy") or (
-        is_varying and is_setting and name not in PATHS
+        is_varying and is_setting and name not in PATHS and not name.endswith("sha256")
     )
     return {
         "name": name,
@@ -211,11 +217,14 @@ def _answer(answer: Answer) -> dict[str, Any]:
 
 def _commands(study: Study) -> dict[str, Any]:
     """Return the words of the commands that started the runs, without the words of sweeps, and for
-    each run the place of its command.
+    each run the place of its command. Of several values of a path, a run's command has its own.
     """
     told = study.provenance.set_index("run_id").get("command", pd.Series(dtype=object))
+    varying = [key for key in PATHS if key in study.runs and study.runs[key].nunique() > 1]
     words = {
-        run_id: _words(command) for run_id, command in told.items() if isinstance(command, str)
+        run_id: _words(command, study.folder / str(run_id), varying)
+        for run_id, command in told.items()
+        if isinstance(command, str)
     }
     different = [*dict.fromkeys(words.values())]
     place = {found: at for at, found in enumerate(different)}
@@ -227,10 +236,19 @@ def _commands(study: Study) -> dict[str, Any]:
     }
 
 
-def _words(command: str) -> tuple[str, ...]:
-    """Return the overrides in a command, such as `epochs=3`."""
+def _words(command: str, run_folder: Path, varying: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides in a command, such as `epochs=3`. Paths that vary or that the command
+    sweeps over are those of the run's configuration, if it is there.
+    """
     try:
         words = shlex.split(command)
     except ValueError:  # an unbalanced quote
         return ()
-    return tuple(word for word in words if "=" in word and not word.startswith(("-", "study=")))
+    kept = [word for word in words if "=" in word and not word.startswith(("-", "study="))]
+    swept = [word.partition("=")[0] for word in kept if re.search("=.*[,(]", word)]
+    if keys := [key for key in PATHS if key in varying or key in swept]:
+        with suppress(ConfigError):
+            settings = flatten(asdict(read_config(RunPaths(run_folder).config)))
+            kept = [word for word in kept if word.partition("=")[0] not in keys]
+            kept += [f"{key}='{settings[key]}'" for key in keys if settings.get(key)]
+    return tuple(kept)
