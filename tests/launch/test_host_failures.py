@@ -269,6 +269,26 @@ def test_a_host_whose_python_lacks_torch_is_named(
     assert how == f"{host}: torch is not installed: pip install torch torchvision"
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo '{welcome}'", "its shell ended before bsweep answered: see what runs there"),
+        ("echo '{\"versions\"'; exit 0", "its shell ended before bsweep answered: see what runs"),
+        ("printf '%0100000d' 7 >&2; exit 255", "ssh cannot enter the host: 0000"),
+        ("printf '%0100000d' 7 >&2; exit 3", "bsweep does not run there by "),
+    ],
+    ids=["an answer to something else", "a torn answer", "a flood of ssh", "a flood of Python"],
+)
+def test_a_host_that_does_not_answer_is_told_in_few_words(
+    script: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh.OverSsh, "on_host", lambda *given: ["sh", "-c", script])
+    answer = preflight.ask("h2", over().launch, machine_facts.Request())  # type: ignore[arg-type]
+    assert answer.facts is None
+    assert answer.problem.startswith(said)
+    assert len(answer.problem) < 800
+
+
 def test_a_key_that_ssh_would_not_take_is_told(tmp_path: Path) -> None:
     key = tmp_path / "key"
     config = over(f"launch.ssh_identity_file={key}")

@@ -221,6 +221,24 @@ def test_a_few_examples_are_tried_before_anything_starts(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("Loud", "Choose a model for such examples"), ("loud", "own error)")]
+)
+def test_a_models_long_error_is_cut(folder: Path, name: str, remedy: str) -> None:
+    (folder / "shouts.py").write_text(
+        "import torch\n"
+        "def loud(*_): raise ValueError('x' * 100_000)\n"
+        "class Loud(torch.nn.Linear):\n"
+        "    def __init__(self, *_): super().__init__(1, 1)\n"
+        "    forward = loud\n"
+    )
+    config = own.resolve(compose("local_batch=8", "model=own", f"model.target=shouts.py:{name}"))
+    with pytest.raises(ConfigError, match=r"ValueError: x+\n") as caught:
+        models.try_model(config, IMAGES)
+    assert remedy in str(caught.value)
+    assert len(str(caught.value)) < 2_100
+
+
 def test_a_model_may_need_a_multiple_of_some_examples(folder: Path) -> None:
     words = ("model=own", "model.target=mine.py:OfFours")
     before = torch.random.get_rng_state()

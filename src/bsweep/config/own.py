@@ -35,6 +35,7 @@ from bsweep.config import own_code
 from bsweep.config.card import Card, Schema
 from bsweep.config.own_code import Source
 from bsweep.config.values import ConfigError, PathName, did_you_mean, show
+from bsweep.core.words import excerpt
 
 _Config = TypeVar("_Config", bound=Schema)
 
@@ -209,7 +210,8 @@ def blamed(group: str, card: Own, failure: str) -> Iterator[None]:
         raise ConfigError(f"{asked}: {_not_imported(group, card, error)}") from error
     except (Exception, SystemExit) as error:
         trace = traced(error) or "".join(traceback.format_exception_only(error))
-        raise ConfigError(f"{group}.target={card.target}: {failure}:\n{trace.rstrip()}") from error
+        said = excerpt(trace.rstrip(), "the code's own error", 1_500)
+        raise ConfigError(f"{group}.target={card.target}: {failure}:\n{said}") from error
 
 
 def _not_imported(group: str, card: Own, error: ImportError) -> str:

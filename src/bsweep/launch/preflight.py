@@ -26,7 +26,7 @@ from bsweep.config.launch import ProcessesConfig, SshConfig, nodes_of
 from bsweep.config.models import LibraryConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
-from bsweep.core.words import counted
+from bsweep.core.words import counted, excerpt
 from bsweep.launch import machine_facts, ssh
 from bsweep.launch.launcher import host_launcher_of
 from bsweep.runlog.files import RunPaths
@@ -205,14 +205,14 @@ def _explain(code: int, said: str) -> str:
     """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     of_host = [line for line in lines if not line.startswith("srun: ")]
-    last = (of_host or lines or [f"exit code {code}"])[-1]
+    last = excerpt((of_host or lines or [f"exit code {code}"])[-1], "its output", 500)
     if code < 0:
         return (
             f"{signal.Signals(-code).name} ended the command that asks the host what it has: type "
             "the command again"
         )
     if code == ssh.EXIT_CODE:
-        why = ssh.reason(said) or last
+        why = excerpt(ssh.reason(said) or last, "its output", 500)
         return f"ssh cannot enter the host: {why}: {ssh.remedy(why)}"
     if unreachable := re.search(
         r"^srun: error: (Unable .*|.* failed on node .*|Node failure on .*)", said, re.MULTILINE

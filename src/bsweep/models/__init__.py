@@ -28,7 +28,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.gpus import num_gpus
 from bsweep.core.torch_private import private
-from bsweep.core.words import counted, first_of
+from bsweep.core.words import counted, excerpt, first_of
 from bsweep.data.info import DataInfo
 
 if TYPE_CHECKING:
@@ -388,7 +388,8 @@ def try_model(config: RunConfig, info: DataInfo) -> None:
             if problem is None:
                 return
             problems.append(problem)
-        raise ConfigError(problems[0])  # which is the same for all larger batches of a sweep
+        # The first problem is the same for all larger batches of a sweep.
+        raise ConfigError(excerpt(problems[0], "the model's error"))
 
 
 @functools.cache  # a sweep asks for every point
