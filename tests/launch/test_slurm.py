@@ -51,13 +51,21 @@ def in_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, "n01:2,n02:2,gpu7:1"),
         ({"SLURM_GPUS_ON_NODE": "4"}, "n01:4,n02:4,gpu7:4"),
         ({"SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_CPUS_PER_NODE": "8(x2),4"}, "n01:8,n02:8,gpu7:4"),
-        ({"SLURM_TASKS_PER_NODE": "1"}, "n01:1,n02:1,gpu7:1"),
+        ({"SLURM_TASKS_PER_NODE": ""}, "n01:1,n02:1,gpu7:1"),
     ],
     ids=["tasks", "GPUs", "a step on one of the nodes", "nothing said"],
 )
 def test_nodes_and_slots_are_those_of_the_allocation(more: dict[str, str], hosts: str) -> None:
     assert slurm.hosts({**ALLOCATION, **more}) == hosts
     assert slurm.hosts({**ALLOCATION, **more, slurm.HOSTS: "a:1"}) == "a:1", "what the parent found"
+
+
+@pytest.mark.parametrize("counts", ["2(x2)", "two", "2(x2),0"])
+def test_counts_that_contradict_the_nodes_are_refused(counts: str) -> None:
+    variables = {"SLURM_TASKS_PER_NODE": counts, "SLURM_JOB_CPUS_PER_NODE": "8"}
+    said = f"SLURM_TASKS_PER_NODE={counts}, SLURM_JOB_CPUS_PER_NODE=8: not the slots of the 3 nodes"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        slurm.hosts({**ALLOCATION, **variables})
 
 
 @pytest.mark.usefixtures("in_allocation")

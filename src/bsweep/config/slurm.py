@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from bsweep.config.hosts import names_in
+from bsweep.core.words import counted
 
 HOSTS = "BSWEEP_HOSTS"
 """The environment variable by which the parent process of a sweep tells its child processes the
@@ -23,7 +24,7 @@ def hosts(env: Mapping[str, str]) -> str | None:
     node's tasks, or its CPUs if SLURM does not say the tasks, or one slot if it says neither.
 
     Raises:
-        ValueError: If SLURM's list of nodes cannot be read.
+        ValueError: If SLURM's list of nodes cannot be read, or its counts do not fit the list.
     """
     if HOSTS in env:
         return env[HOSTS]
@@ -57,6 +58,11 @@ def _slots(env: Mapping[str, str], num_nodes: int) -> list[int]:
         counts = expanded(env.get(name, ""))
         if len(counts) == num_nodes:  # inside a step the list may cover fewer nodes
             return counts
+    if given := ", ".join(f"{name}={env[name]}" for name in _PER_NODE if env.get(name)):
+        raise ValueError(
+            f"{given}: not the slots of the {counted(num_nodes, 'node')} in SLURM_JOB_NODELIST. "
+            "Correct or unset it, or name the hosts by launch.hosts=h1:4,h2:4"
+        )
     return [1] * num_nodes
 
 
