@@ -253,24 +253,27 @@ def _decode(
     problems: dict[int, str] = {}
     deep: dict[int, int] = {}  # the bits of the levels of images of 16 bits, by position
 
-    def decode_chunk(start: int) -> None:
-        for number, path in enumerate(paths[start : start + _CHUNK], start):
+    def decode_chunk(numbers: Sequence[int]) -> None:
+        for number in numbers:
             try:
-                with Image.open(path) as file:
-                    if bits := num_bits(file):
+                with Image.open(paths[number]) as file:
+                    if not levels.num_bits and (bits := num_bits(file)):
                         deep[number] = bits
                     else:
                         images[number] = pixels(file, side, levels)
             except Exception as error:  # Pillow's plugins raise almost anything on a corrupt file
-                problems[number] = f"{path} ({type(error).__name__}: {error})"
+                problems[number] = f"{paths[number]} ({type(error).__name__}: {error})"
 
-    with ThreadPoolExecutor(num_cores()) as pool:
-        chunks = pool.map(decode_chunk, range(0, len(paths), _CHUNK))
-        with closing(with_progress(chunks, "decoding images", len(paths), _CHUNK)) as parts:
-            for _ in parts:
-                pass
-    levels.num_bits = max(deep.values(), default=0)
-    for number in deep:
-        with Image.open(paths[number]) as file:
-            images[number] = pixels(file, side, levels)
+    def decode(numbers: Sequence[int], work: str) -> None:
+        starts = range(0, len(numbers), _CHUNK)
+        with ThreadPoolExecutor(num_cores()) as pool:
+            chunks = pool.map(decode_chunk, (numbers[at : at + _CHUNK] for at in starts))
+            with closing(with_progress(chunks, work, len(numbers), _CHUNK)) as parts:
+                for _ in parts:
+                    pass
+
+    decode(range(len(paths)), "decoding images")
+    if deep:
+        levels.num_bits = max(deep.values())
+        decode(sorted(deep), "decoding images of 16 bits")
     return images, dict(sorted(problems.items()))
