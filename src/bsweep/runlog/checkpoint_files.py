@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from bsweep.core.checksums import sha256_of
 from bsweep.runlog.files import RunPaths, write_json
@@ -27,6 +28,7 @@ from bsweep.runlog.json_schemas import Saved
 from bsweep.runlog.reading import Damaged, hold, read_json
 
 _NUM_KEPT = 2
+_BYTES = "surrogateescape"  # how Python holds the bytes of a name that are not UTF-8
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,21 @@ class Checkpoint:
         """
         try:
             facts = read_json(self._marker)
-            if facts is not None:
-                hold(facts, Saved, self._marker)
+            if facts is None:
+                return None
+            hold(facts, Saved, self._marker)
         except Damaged:
             return None
-        return facts
+        names = {unquote(name, errors=_BYTES): digest for name, digest in facts["sha256"].items()}
+        return {**facts, "sha256": names}
 
     def complete(self, facts: Mapping[str, Any]) -> None:
         """Write the mapping `facts` and a checksum of it to `complete.json`, in the form of
-        `Saved`.
+        `Saved`. The names of files are quoted as in URLs, for JSON holds no name beyond UTF-8.
         """
-        write_json(self._marker, {**facts, "facts_crc32": _crc32_of_facts(facts)})
+        names = {quote(name, errors=_BYTES): digest for name, digest in facts["sha256"].items()}
+        crc32 = _crc32_of_facts(facts)
+        write_json(self._marker, {**facts, "sha256": names, "facts_crc32": crc32})
 
     def damage(self, metrics: Path) -> str:
         """Return a text that names the first damaged or missing file of this checkpoint, or else
