@@ -271,9 +271,9 @@ def test_blocks_are_modules_that_compute_something() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("alexnet", "the sides of its images must be 63 or longer."),
+        ("alexnet", "images need sides of 63 or more: give data.side=63."),
         ("googlenet", "not logits [2, 10]: give model.options.aux_logits=false."),
-        ("inception_v3 +model.options.aux_logits=false", "the sides of its images must be 75 or"),
+        ("inception_v3 +model.options.aux_logits=false", "give data.side=75."),
     ],
 )
 def test_what_a_librarys_model_needs_is_said(words: str, said: str) -> None:

@@ -74,7 +74,7 @@ def tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Modu
             side = _smallest_side(model, shape)
             if side is None:
                 raise
-            raise _Unfit(f"the sides of its images must be {side} or longer") from error
+            raise _Unfit(f"images need sides of {side} or more: give data.side={side}") from error
         if not isinstance(outputs, Tensor) or outputs.shape != (2, num_classes):
             kind = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             mode = "training" if is_training else "evaluation"
