@@ -82,13 +82,13 @@ def main() -> NoReturn:
             signal.signal(number, terminal.interrupt)
     sys.unraisablehook = terminal.interrupt_again
     terminal.set_up_logging()
-    if sys.flags.optimize:
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    if sys.flags.optimize and command not in (*_ERRORS_FOR_THE_USER, "report", "export"):
         logger.error(
             "bsweep: Hydra's parser relies on assertions, which python -O leaves out: unset "
             "PYTHONOPTIMIZE, or leave -O out."
         )
         sys.exit(BAD_CONFIG)
-    command = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
         sys.exit(_run(command, sys.argv[2:]))
     except KeyboardInterrupt:
