@@ -25,7 +25,7 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
     return the table. They are computed from its other columns or from the table of rounds. `Study`
     describes these columns.
     """
-    known = runs.assign(local_batches=_local_batches(runs, rounds))
+    known = runs.assign(local_batches=_local_batches(runs, rounds), num_classes=_num_classes(runs))
     in_rounds, last = of_rounds(runs), rounds.drop_duplicates("run_id", keep="last")
     of_last_round = runs["run_id"].map(last.set_index("run_id")["train_loss"])
     return known.assign(
@@ -36,8 +36,7 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
         learning_rate=pd.to_numeric(_column(runs, "learning_rate"))
         .fillna(_learning_rate(known))
         .astype(float),
-        num_classes=_num_classes(runs),
-        chance=pd.to_numeric(_column(runs, "chance")).fillna(1 / _num_classes(runs)),
+        chance=pd.to_numeric(_column(runs, "chance")).fillna(1 / known["num_classes"]),
         num_test=_num_test(runs),
     )
 

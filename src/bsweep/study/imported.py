@@ -440,7 +440,7 @@ def _fill_seconds(found: _Found, epochs: Sequence[dict[str, float]]) -> list[str
     warnings = [said]
     if seconds and (longest := _LONGEST_GAP * (middle := statistics.median(seconds))) > 0:
         pauses = [value for value in seconds if value > longest]
-        seconds = [min(value, middle) if value > longest else value for value in seconds]
+        seconds = [middle if value > longest else value for value in seconds]
         if pauses:
             warnings.append(
                 f"{counted(len(pauses), 'pause')} of {sum(pauses):.0f} s in all between records, "
