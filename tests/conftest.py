@@ -122,6 +122,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     before = _processor_seconds()
     yield
+    # A command that just prints has this process end with its reader; a later test's server, too.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     seconds = _processor_seconds() - before
     item.user_properties.append(("processor_seconds", seconds))
     if seconds > _QUICK_SECONDS and not item.config.getoption("full"):

@@ -44,7 +44,7 @@ from bsweep.launch import Outcome
 from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Status
-from bsweep.study import attempts
+from bsweep.study import attempts, commands
 from tests.support.played_search import DRAWS, SEEDS, Played
 from tests.support.running import Fork, compose, imported_first, ran_ok
 from tests.support.running import bsweep as command
@@ -127,6 +127,19 @@ def test_a_search_begins_in_the_middle_and_keeps_its_budget(tmp_path: Path) -> N
     prediction, _, _ = search.look()
     assert prediction is not None
     assert is_told(prediction)
+
+
+def test_a_budget_that_earlier_searches_have_spent_buys_no_run(tmp_path: Path) -> None:
+    kind = commands.planned(compose("local_batch=8", "launch=inline")).kind
+    timed = {"kind": kind, "step_seconds": 0.01, "wall_seconds": 6.0}
+    probes = [{**timed, "cell": [batch, 1, 1]} for batch in (8, 16)]
+    kept = tmp_path / "results/s/recommend.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps({"schema": 1, "probes": probes}))
+    grid = ("local_batch=8,16", "launch=inline", "study=s", "--target-accuracy", "0.9")
+    result = command("recommend", *grid, "--budget", "11s", cwd=tmp_path)
+    assert "Ended: the rest of the budget" in result.stdout, result.stderr
+    assert not list(kept.parent.glob("b*"))
 
 
 def test_without_a_budget_three_runs_are_paid_for() -> None:

@@ -26,12 +26,8 @@ from tests.support.running import bsweep
     ],
 )
 def test_what_is_mistyped_is_answered_with_what_was_meant(
-    typed: list[str],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(terminal, "end_with_reader", lambda: None)  # this process goes on
     assert main._run(typed[0], typed[1:]) == BAD_CONFIG
     assert said in capsys.readouterr().err
 

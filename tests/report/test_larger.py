@@ -22,7 +22,6 @@ from bsweep.analysis.prediction.networks import OWN_LINKS, knee, wall
 from bsweep.analysis.prediction.result import cell_name
 from bsweep.analysis.simulation.constants import Constants
 from bsweep.cli import main, predict
-from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.report.recommended import recommended
 from tests.analysis.test_ways import SHARDED
@@ -335,7 +334,6 @@ def test_what_describes_machines_wrongly_is_refused_before_anything_starts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(terminal, "end_with_reader", lambda: None)  # this process does not print
     for command in commands:
         assert main._run(command, [*BEGINS[command], *given.split()]) == BAD_CONFIG
         assert says in caplog.text
