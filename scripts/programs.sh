@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Tests the adapters of bsweep.join() with the libraries that they serve, in an environment that has no bsweep.
+# Tests the adapters of bsweep.join() with the libraries that they serve, in environments that have no bsweep.
 #
-#   scripts/programs.sh             makes the environment (2 GB), and runs all
+#   scripts/programs.sh             makes the environments (4 GB), and runs all
 #   scripts/programs.sh -k jax      arguments go to pytest
 #
-# The environment is kept in the folder BSWEEP_PROGRAMS (default: ~/.cache/bsweep/programs). pip's configuration decides
-# which build of torch is installed.
+# They are kept in the folder BSWEEP_PROGRAMS (default: ~/.cache/bsweep/programs); TensorFlow has one of its own. pip's
+# configuration decides which build of torch is installed.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -13,6 +13,7 @@ folder=${BSWEEP_PROGRAMS:-${XDG_CACHE_HOME:-~/.cache}/bsweep/programs}
 
 # The versions with which the adapters were seen to work.
 versions=(torch==2.13.0 lightning==2.6.6 transformers==5.24.0 accelerate==1.15.0 keras==3.15.1 deepspeed==0.19.8 jax==0.10.2)
+tensorflow=(tensorflow-cpu==2.21.0 tf_keras==2.21.0)
 
 export PATH=$folder/bin:$PATH # DeepSpeed looks for ninja there
 
@@ -25,4 +26,10 @@ if [[ $(cat "$folder/versions" 2>/dev/null) != "${versions[*]}" ]]; then
         "$folder/bin/python" -c 'import deepspeed; deepspeed.init_distributed("gloo")'
     echo "${versions[*]}" >"$folder/versions"
 fi
-BSWEEP_PROGRAMS_PYTHON=$folder/bin/python "$python" -m pytest -q -n0 --full tests/programs/test_examples.py "$@"
+if [[ $(cat "$folder/tensorflow/versions" 2>/dev/null) != "${tensorflow[*]}" ]]; then
+    "$python" -m venv --clear "$folder/tensorflow"
+    "$folder/tensorflow/bin/pip" install --quiet "${tensorflow[@]}"
+    echo "${tensorflow[*]}" >"$folder/tensorflow/versions"
+fi
+export BSWEEP_PROGRAMS_PYTHON=$folder/bin/python BSWEEP_TENSORFLOW_PYTHON=$folder/tensorflow/bin/python
+"$python" -m pytest -q -n0 --full tests/programs/test_examples.py tests/programs/test_scripts.py "$@"

@@ -29,14 +29,14 @@ def test_a_step_takes_the_time_of_its_loading_alone(tmp_path: Path) -> None:
     calls.end_step()
     assert not calls.begin_epoch()
     calls.end()
-    taken = [report for report in reports(tmp_path, "steps") if report["epoch"] == 1]
+    taken = reports(tmp_path, "steps")
     assert [size for report in taken for size in report["examples"]] == [7, 1]
     first, second = (seconds for report in taken for seconds in report["seconds"])
     assert first >= 0.02
     assert second < 0.2
-    assert [report["epoch"] for report in reports(tmp_path, "end_epoch")] == [1, 2]
+    assert [report["epoch"] for report in reports(tmp_path, "begin_epoch")] == [1, 2]
+    assert len(reports(tmp_path, "end_epoch")) == 2
     assert reports(tmp_path, "evaluated")[0]["values"] == {"test_loss": 1.5}
-    assert len(reports(tmp_path, "finished")) == 1
 
 
 def test_callbacks_hear_when_to_stop(tmp_path: Path) -> None:
@@ -54,6 +54,43 @@ def test_callbacks_hear_when_to_stop(tmp_path: Path) -> None:
     taken = reports(tmp_path, "steps")
     assert sum(len(report["seconds"]) for report in taken) == 2
     assert reports(tmp_path, "evaluated") == []
+
+
+def test_what_is_evaluated_after_the_training_is_no_score_of_it(tmp_path: Path) -> None:
+    calls = Calls(run_in(tmp_path, epochs=1))
+    assert not calls.begin_epoch()
+    calls.add(4)
+    calls.end_step()
+    calls.run.evaluated(test_loss=2.0)  # by the program itself, though a step has begun
+    calls.end()
+    calls.evaluated({"val_loss": 1.0})  # of the best model, perhaps
+    calls.begin_step()
+    assert [report["values"] for report in reports(tmp_path, "evaluated")] == [{"test_loss": 2.0}]
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "reports").read_text().splitlines()]
+    assert kinds.index("evaluated") < kinds.index("end_epoch")
+
+
+def test_an_epoch_beyond_the_last_is_not_counted(tmp_path: Path) -> None:
+    calls = Calls(run_in(tmp_path, epochs=1))
+    calls.begin_epoch()
+    calls.add(4)
+    calls.end_step()
+    assert calls.begin_epoch()
+    calls.add(4)
+    calls.end_step()
+    calls.end()
+    assert sum(len(report["seconds"]) for report in reports(tmp_path, "steps")) == 1
+
+
+def test_an_adapter_says_which_batches_are_one_step(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    for epoch in run.epochs():
+        for _ in run.timed_steps([[0] * 2] * 5, lambda number: number == 2):
+            pass
+        run.evaluated(test_loss=1 / epoch)
+    taken = [number for report in reports(tmp_path, "steps") for number in report["examples"]]
+    assert taken == [4, 4, 2] * 2
+    assert len(reports(tmp_path, "evaluated")) == 2
 
 
 @pytest.mark.parametrize("way", ["steps", "step"])

@@ -15,8 +15,9 @@ import pytest
 from tests.support.running import ROOT, ran_ok
 
 EXAMPLES = ROOT / "scripts/examples/programs"
-PYTHON = "BSWEEP_PROGRAMS_PYTHON"
-"""The variable with the interpreter that has the adapters' libraries; see scripts/programs.sh."""
+DIGITS = ROOT / "src/bsweep/data/digits.csv.gz"
+PYTHONS = ("BSWEEP_PROGRAMS_PYTHON", "BSWEEP_TENSORFLOW_PYTHON")
+"""The variables with the interpreters that have the libraries; see scripts/programs.sh."""
 
 NEEDS = {
     "lightning_callback.py": "lightning",
@@ -25,6 +26,7 @@ NEEDS = {
     "keras_callback.py": "keras",
     "deepspeed_engine.py": "deepspeed",
     "jax_loop.py": "jax",
+    "tensorflow_strategy.py": "tf_keras",
 }
 
 
@@ -43,6 +45,15 @@ def command(example: str, *more: str) -> str:
     """The option that starts an example."""
     words = ["python", f'"{EXAMPLES / example}"', *more]
     return f"program.command='{' '.join(words)}'"
+
+
+def python_with(module: str) -> str:
+    """Return the interpreter that has a module; skip the test if there is none."""
+    looks = f"import importlib.util as u; assert u.find_spec({module!r})"
+    for python in filter(None, map(os.environ.get, PYTHONS)):
+        if subprocess.run([python, "-c", looks], check=False).returncode == 0:
+            return python
+    pytest.skip(f"{' and '.join(PYTHONS)} have no {module}: scripts/programs.sh installs it")
 
 
 @pytest.mark.full(but=1)
@@ -79,7 +90,7 @@ def test_five_lines_add_bsweep_to_a_script() -> None:
 
 def test_each_adapter_has_an_example() -> None:
     modules = {path.stem for path in (ROOT / "src/bsweep/programs/adapters").glob("*.py")}
-    assert modules - {"__init__", "calls"} == {*NEEDS.values()}
+    assert modules - {"__init__", "calls"} == {*NEEDS.values()} - {"tf_keras"}
 
 
 def test_each_example_begins_with_its_command() -> None:
@@ -92,12 +103,7 @@ def test_each_example_begins_with_its_command() -> None:
 @pytest.mark.parametrize("example", NEEDS)
 def test_adapter_reports_and_stops_at_the_target(tmp_path: Path, example: str) -> None:
     """The interpreter has no bsweep, so `program.python` is tested too."""
-    python = os.environ.get(PYTHON)
-    if python is None:
-        pytest.skip(f"{PYTHON} is not set: scripts/programs.sh makes an environment and sets it")
-    looks = f"import importlib.util as u; assert u.find_spec({NEEDS[example]!r})"
-    if subprocess.run([python, "-c", looks], check=False).returncode:
-        pytest.skip(f"{python} has no {NEEDS[example]}: scripts/programs.sh installs it")
+    python = python_with(NEEDS[example])
     lr = "0.005" if example == "transformers_trainer.py" else "0.1"
     records = records_of(
         tmp_path,

@@ -10,18 +10,22 @@ import pytest
 
 from bsweep.config.run import RunConfig
 from bsweep.numerics.noise_scale import DECAY, Average
-from bsweep.programs.recorder import Recorder, new_reports
+from bsweep.programs.recorder import Recorder
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.summary import write_summary
 from tests.support.running import compose
 
 READY = {
     "kind": "ready",
-    "facts": {"num_train": 16, "num_test": 4, "num_classes": 2},
+    "num_train": 16,
     "device": None,
     "threads": None,
+    "software": {"torch": "2.13.0"},
 }
+PYTHON = {"python": "3.11.2", "interpreter": "/env/bin/python"}
+JOINED = {"kind": "joined", "software": PYTHON, "facts": {"num_test": 4, "num_classes": 2}}
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def test_an_epoch_is_recorded_with_what_was_measured(folder: Path) -> None:
     values = {"train_loss": 0.25, "sent_bytes": 10.0}
     scores = {"test_loss": 0.5, "test_accuracy": 0.75}
     reports = epoch({"kind": "log", "values": values}, {"kind": "evaluated", "values": scores})
-    recorded(folder, {"kind": "joined"}, READY, *reports).end()
+    recorded(folder, JOINED, READY, *reports).end()
     (found,) = records(folder, "epoch")
     assert found["train_seconds"] == 2.0
     assert found["images_per_second"] == 8.0
@@ -87,16 +91,16 @@ def test_a_program_without_steps_is_timed_by_the_clock_and_says_so(folder: Path)
     begun = {"kind": "begin_epoch", "epoch": 1, "time": 10.0}
     ends = {"kind": "end_epoch", "epoch": 1, "files": {}, "time": 14.0}
     knows = point("epochs=1", "data.num_train=16")
-    recorded(folder, {"kind": "joined"}, begun, ends, config=knows).end()
+    recorded(folder, JOINED, begun, ends, config=knows).end()
     assert records(folder, "epoch")[0]["train_seconds"] == 4.0
     (warning, no_score) = [event["message"] for event in records(folder, "event")]
     assert "evaluations included" in warning
-    assert "call run.evaluated(...)" in no_score
+    assert "no evaluation in 4 steps" in no_score
 
 
 def test_the_number_of_examples_is_that_of_an_epoch_if_not_told(folder: Path) -> None:
-    ready = {**READY, "facts": {}}
-    recorded(folder, {"kind": "joined"}, ready, *epoch()).end()
+    ready = {**READY, "num_train": None}
+    recorded(folder, JOINED, ready, *epoch()).end()
     assert records(folder, "start")[0]["num_train"] == 16
 
 
@@ -132,7 +136,7 @@ def test_a_target_ends_a_run_within_an_epoch(folder: Path) -> None:
     config = point("epochs=9", "target_accuracy=0.7")
     stops = {"kind": "stops", "reason": "target", "cuts": True}
     score = {"kind": "evaluated", "values": {"test_accuracy": 0.9}}
-    recorded(folder, {"kind": "joined"}, READY, *epoch(score, stops), config=config).end()
+    recorded(folder, JOINED, READY, *epoch(score, stops), config=config).end()
     (end,) = records(folder, "end")
     assert (end["status"], end["epochs"]) == ("completed", 1)
     assert end["message"] == "reached a test accuracy of 0.7"
@@ -170,12 +174,75 @@ def test_noise_is_recorded_of_the_steps_since_the_last_report(folder: Path) -> N
     assert second["num_gradients"] == 4
 
 
-def test_half_a_line_of_a_report_waits_for_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "reports"
-    assert new_reports(path, 0) == ([], 0)
-    path.write_text('{"kind": "joined"}\n{"kind": "fin')
-    found, offset = new_reports(path, 0)
-    assert found == [{"kind": "joined"}]
-    with path.open("a") as file:
-        file.write('ished"}\n')
-    assert new_reports(path, offset)[0] == [{"kind": "finished"}]
+def passes(*numbers_of_steps: int, **steps: Any) -> list[dict[str, Any]]:
+    """Return the reports of a program by steps: of passes, of which the last has not ended."""
+    reports: list[dict[str, Any]] = []
+    for number, num_steps in enumerate(numbers_of_steps, 1):
+        reports += [{"kind": "end_epoch", "files": {}}] * (number > 1)
+        reports.append({"kind": "begin_epoch", "epoch": number, "is_pass": True})
+        taken = {"seconds": [0.5] * num_steps, "examples": [4] * num_steps}
+        reports.append({"kind": "steps", **taken, **steps})
+    return reports
+
+
+def test_a_program_by_steps_ends_with_its_last_pass(folder: Path) -> None:
+    score = {"kind": "evaluated", "values": {"test_accuracy": 0.75}}
+    config, stops = point("epochs=2"), {"kind": "stops", "reason": "passes", "cuts": True}
+    recorded(folder, JOINED, READY, *passes(4, 4), stops, score, config=config).end()
+    assert [epoch["num_steps"] for epoch in records(folder, "epoch")] == [4, 4]
+    assert records(folder, "evaluation")[0]["epochs_done"] == 2.0
+    (end,) = records(folder, "end")
+    assert (end["status"], end["epochs"], end["num_steps"]) == ("completed", 2, 8)
+    assert records(folder, "event") == []
+
+
+def test_a_program_by_steps_that_ends_too_early_is_told_what_to_write(folder: Path) -> None:
+    with pytest.raises(ProgramError) as raised:
+        recorded(folder, JOINED, READY, *passes(4, 2), config=point("epochs=5")).end()
+    assert "after 1.5 of 5 passes over 16 examples" in str(raised.value)
+    assert "let run.steps(...) or run.should_stop end its loop" in str(raised.value)
+    assert "or give epochs=1" in str(raised.value)
+
+
+def test_small_batches_within_a_pass_are_the_last_ones_of_a_loader(folder: Path) -> None:
+    steps = {"seconds": [1.0] * 4, "examples": [4, 2, 4, 4]}
+    recorded(folder, READY, *passes(4, **steps))
+    with pytest.raises(ProgramError, match="took 2 examples of one worker"):
+        recorded(folder, READY, *passes(4, **{**steps, "examples": [4, 2, 2, 4]}))
+
+
+def test_an_epoch_that_is_not_one_pass_is_said_and_counted_in_passes(folder: Path) -> None:
+    long = {"kind": "steps", "seconds": [0.5] * 32, "examples": [4] * 32}
+    score = {"kind": "evaluated", "values": {"test_accuracy": 0.75}}
+    recorded(folder, JOINED, READY, *epoch(long, score)).end()
+    (warning,) = records(folder, "event")
+    assert "took 144 examples, which are 9 passes over num_train=16" in warning["message"]
+    assert records(folder, "evaluation")[0]["epochs_done"] == 9.0
+
+
+def test_the_score_of_a_run_is_its_last_evaluation(folder: Path) -> None:
+    config = point("epochs=2")
+    scores = [{"kind": "evaluated", "values": {"test_accuracy": score}} for score in (0.5, 0.75)]
+    recorded(folder, JOINED, READY, *epoch(*scores), *epoch(number=2), config=config).end()
+    write_summary(RunPaths(folder), config, "completed", "", None)
+    assert json.loads((folder / "summary.json").read_text())["test_accuracy"] == 0.75
+    assert records(folder, "epoch")[1]["test_accuracy"] is None
+
+
+def test_the_start_of_loaders_counts_into_the_epoch_alone(folder: Path) -> None:
+    start = {"kind": "steps", "seconds": [0.5], "examples": [4], "start_seconds": 1.5}
+    recorded(folder, READY, *epoch(start))
+    (found,) = records(folder, "epoch")
+    assert (found["train_seconds"], found["step_seconds_p95"]) == (4.0, 0.5)
+
+
+def test_the_software_is_that_of_the_program(folder: Path) -> None:
+    recorded(folder, JOINED, READY, *epoch()).end()
+    (start,) = records(folder, "start")
+    assert start["software"] == {**PYTHON, "torch": "2.13.0"}
+
+
+def test_missing_evaluations_are_counted_in_steps(folder: Path) -> None:
+    recorded(folder, JOINED, READY, *epoch()).end()
+    (warning,) = records(folder, "event")
+    assert "no evaluation in 4 steps: call run.evaluated(...)" in warning["message"]

@@ -95,6 +95,35 @@ def test_workers_stop_at_the_same_step(folder: Path, launch: str) -> None:
     assert records(folder, "epoch") == []
 
 
+STEPS = """\
+import itertools
+import bsweep
+
+run = bsweep.join(num_train=64)
+for step, _ in enumerate(run.steps(itertools.repeat([0] * run.local_batch)), 1):
+    if step % 3 == 0:
+        run.evaluated(test_accuracy=1 - 0.5 / step)
+with open(f"steps{run.rank}", "w") as file:
+    file.write(f"{step} {run.should_stop}")
+"""
+
+
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize(("launch", "workers", "steps"), [("torchrun", 2, 8), ("inline", 1, 16)])
+def test_a_program_by_steps_is_a_run(tmp_path: Path, launch: str, workers: int, steps: int) -> None:
+    (tmp_path / "train.py").write_text(STEPS)
+    words = started("local_batch=8", "epochs=2", f"launch={launch}", f"num_workers={workers}")
+    ran_ok(*words, cwd=tmp_path)
+    assert (tmp_path / f"steps{workers - 1}").read_text() == f"{steps} True"
+    ended = summary(tmp_path)
+    assert (ended["status"], ended["epochs"], ended["num_steps"]) == ("completed", 2, steps)
+    assert ended["test_accuracy"] == 1 - 0.5 / (3 * (steps // 3))
+    assert ended["warnings"] == []
+    provenance = load(tmp_path / "results/s").provenance
+    assert [*provenance["interpreter"]] == [forks().python]
+    assert "versions.horovod" not in provenance
+
+
 def _wait_for(is_so: Callable[[], bool]) -> None:
     ends = time.monotonic() + 60
     while not is_so():
@@ -194,7 +223,7 @@ for epoch in run.epochs():
         ("a larger batch", "failed", "took 16 examples of one worker"),
         ("another folder", "completed", ""),
         ("a fork", "completed", ""),
-        ("no epochs", "failed", "let `for epoch in run.epochs()` run to its end"),
+        ("no epochs", "failed", "after 0 of 2 epochs: let `for epoch in run.epochs()` run"),
         ("NaN", "diverged", "test_loss=nan in epoch 1"),
         ("a break", "failed", "after 1 of 2 epochs"),
         ("a break at the end", "completed", ""),
@@ -295,8 +324,9 @@ def test_a_program_that_was_killed_is_retried_where_it_saved(folder: Path) -> No
     ran_ok(*words, options, cwd=folder)
     assert [epoch["epoch"] for epoch in records(folder, "epoch")] == [1, 2, 3]
     assert (folder / "steps0").read_text() == "8 False"
-    assert [event["event"] for event in records(folder, "event")] == ["resumed", "retried"]
-    assert "SIGKILL" in records(folder, "event")[1]["message"]
+    events = [event for event in records(folder, "event") if event["event"] != "warning"]
+    assert [event["event"] for event in events] == ["resumed", "retried"]
+    assert "SIGKILL" in events[1]["message"]
 
 
 def test_the_worker_that_failed_first_is_named_with_its_log(tmp_path: Path) -> None:

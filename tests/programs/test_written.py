@@ -72,7 +72,6 @@ def test_each_epoch_has_its_seconds_and_scores(tmp_path: Path) -> None:
     assert [one["values"] for one in of("log", found)] == [{"train_loss": 2.5}, {"train_loss": 1.5}]
     assert scores(found) == [{"test_accuracy": 0.5}, {"test_accuracy": 0.75}]
     assert "wall times between the records of csv:log.csv" in of("warning", found)[0]["message"]
-    assert found[-1] == {"kind": "finished"}
 
 
 def test_rows_from_before_the_start_are_left_out(tmp_path: Path) -> None:

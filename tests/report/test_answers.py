@@ -189,7 +189,7 @@ def test_the_table_of_best_rates_has_only_cells_of_several_rates(tmp_path: Path)
         ({"epochs": 1}, "epochs=2"),
         # Which each run has in its only evaluation.
         ({"epochs": 1, "settings": {"target_accuracy": 0.2}}, "two evaluations"),
-        ({"accuracy": 0.1}, "fewer than half of the cells"),
+        ({"accuracy": 0.1}, "Fewer than half of the cells"),
         ({"settings": diloco("uniform"), "num_workers": 4, "num_rounds": 2}, "DiLoCo"),
     ],
 )
@@ -200,6 +200,16 @@ def test_what_is_missing_for_a_recommendation_is_said(
         write_run(tmp_path / "s", local_batch=batch, **runs)
     (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
     assert says in missing
+
+
+def test_batches_that_were_evaluated_once_are_named(tmp_path: Path) -> None:
+    for batch, epochs in ((16, 3), (64, 1)):
+        write_run(tmp_path / "s", local_batch=batch, epochs=epochs)
+    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
+    assert "A target needs two evaluations of a run, but runs of global batch 64 have" in missing
+    assert "evaluate_every_examples=25000" in missing
+    assert "call run.evaluated every 391 steps" in missing
+    assert "above chance" not in missing
 
 
 @pytest.mark.full

@@ -22,8 +22,16 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import applies, words
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction import Prediction, predict
-from bsweep.analysis.prediction.selection import choices, of_one_batch, told_apart, unsynchronised
+from bsweep.analysis.prediction.selection import (
+    choices,
+    evaluated_once,
+    of_one_batch,
+    told_apart,
+    unsynchronised,
+)
+from bsweep.analysis.statistics import beats_chance
 from bsweep.analysis.supported import part_of
+from bsweep.analysis.targets import to_target
 from bsweep.analysis.tuning import TUNED, best_by, rate_settings, tuned
 from bsweep.config.target import SETTINGS, Target
 from bsweep.core.words import counted, joined
@@ -387,23 +395,20 @@ def _of_one_size(study: Study, target: Target | None) -> str:
 
 def _no_target(study: Study) -> str:
     """Return a text that says why no test accuracy or loss of the runs can be the target of a
-    prediction: most runs have fewer than two evaluations, or too few cells reach an accuracy above
-    chance.
+    prediction: runs have a single evaluation, or too few cells reach an accuracy above chance.
     """
-    evaluated = study.evaluations.groupby("run_id").size().reindex(study.runs["run_id"]).fillna(0)
-    few = int((evaluated < 2).sum())
-    if few > len(evaluated) / 2:
-        return (
-            "No recommendation of a batch size: a time to an accuracy needs two evaluations of a "
-            f"run, but {few} of {counted(len(evaluated), 'run')} have fewer. Evaluate within "
-            "epochs (evaluate_every_examples=...) or train for two: bsweep run ... epochs=2 "
-            f"study={study.name}."
-        )
-    return (
-        "No recommendation of a batch size: fewer than half of the cells reach an accuracy above "
-        "chance in all their runs. Train for longer, or at learning rates that suit each batch, as "
-        "with optimizer.lr_rule=linear."
+    scores = to_target(study, Target("test_accuracy", 1.0))
+    runs = study.runs.join(
+        scores.drop(columns=study.runs.columns.intersection(scores.columns)), on="run_id"
     )
+    has_learned = beats_chance(runs["last"], runs["chance"], runs["num_test"]).fillna(True)
+    few = evaluated_once(runs)
+    low = (
+        "Fewer than half of the cells reach an accuracy above chance in all their runs. Train for "
+        "longer, or at learning rates that suit each batch, as with optimizer.lr_rule=linear."
+    )
+    is_low = not few or has_learned.mean() < 0.5
+    return joined(["No recommendation of a batch size.", few, low if is_low else ""])
 
 
 def _around(local_batch: int) -> str:

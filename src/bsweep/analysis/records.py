@@ -91,7 +91,7 @@ def rows_of(run: Run) -> dict[str, Rows]:
         "memory": _memory_rows(epochs),
         "stages": _stage_rows(epochs),
         "rounds": _round_rows(numbered(of_type["round"], "round")),
-        "provenance": [_shown(_flat(run.meta))],
+        "provenance": [_shown(_flat(_origin(run.meta, of_type["start"])))],
     }
 
 
@@ -153,11 +153,21 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
         "run_id": run.run_id,
         "message": summary.get("message") or "",
         "hardware": hardware_words(run.meta),
-        **_torch(run.meta),
+        **_torch(_origin(run.meta, starts)),
         "asked_precision": config.get("precision"),
         "is_cifar10": settings.get("data") == "cifar10" or found_out["is_cifar10"],
         "warnings": "\n".join(dict.fromkeys(warnings)),
     }
+
+
+def _origin(meta: Mapping[str, Any], starts: Rows) -> Mapping[str, Any]:
+    """Return a run's `meta.json`; of the user's own program, with the software that it used."""
+    software = dict((starts[-1].get("software") if starts else None) or {})
+    if not software:
+        return meta
+    python = {name: software.pop(name, None) for name in ("python", "interpreter")}
+    bsweep = {"bsweep": (meta.get("versions") or {}).get("bsweep")}
+    return {**meta, **python, "versions": {**bsweep, **software}}
 
 
 def _torch(meta: Mapping[str, Any]) -> dict[str, str]:

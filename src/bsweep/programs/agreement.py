@@ -33,7 +33,8 @@ class Agreement:
         self._rank, self._num_others, self._meeting = rank, num_workers - 1, meeting
         self._others: list[Connection] = []
         self._first: Connection | None = None
-        self._gave_up = False
+        self.has_given_up = False
+        """True if the workers cannot agree, because some do not call `decide`."""
         self._decided_at, self._decided_step, self._last_gap = time.monotonic(), 0, 1
         self.next_step = 0
         """The number of steps after which the workers agree the next time."""
@@ -41,7 +42,7 @@ class Agreement:
             self._listen()
 
     def decide(
-        self, wish: str, num_steps: int, most_steps: int | None, *, at_epoch_end: bool
+        self, wish: str, num_steps: int, steps_left: int | None, *, at_epoch_end: bool
     ) -> str:
         """Return why all workers stop here; an empty text if they go on. All ranks call this after
         the same step.
@@ -49,28 +50,29 @@ class Agreement:
         Args:
             wish: Rank 0's reason to stop, or an empty text.
             num_steps: The number of steps so far.
-            most_steps: The step after which the workers must agree; None for no such step.
+            steps_left: The number of steps after which the workers must agree, as rank 0 sees it;
+                None for no such step.
             at_epoch_end: True at the end of an epoch, when the next step to agree stays.
         """
         if self._rank == 0:
-            gap = self._gap(num_steps, most_steps)
+            gap = self._gap(num_steps, steps_left)
             if self._num_others:
                 wish = self._tell(wish, gap)
         elif (heard := self._hear()) is not None:
             wish, gap = heard
         else:
-            wish, gap = "", 2**62
+            wish, gap = "", 2**62 if steps_left is None else max(1, steps_left)
         if not at_epoch_end:
             self.next_step = num_steps + gap
         return wish
 
-    def _gap(self, num_steps: int, most_steps: int | None) -> int:
+    def _gap(self, num_steps: int, steps_left: int | None) -> int:
         now = time.monotonic()
         rate = (num_steps - self._decided_step) / max(1e-6, now - self._decided_at)
         self._decided_at, self._decided_step = now, num_steps
         # The first steps may seem fast, as on a GPU that still works on them: look again soon.
         self._last_gap = gap = max(1, min(int(rate * _DECIDE_SECONDS), 2 * self._last_gap))
-        return gap if most_steps is None else max(1, min(gap, most_steps - num_steps))
+        return gap if steps_left is None else max(1, min(gap, steps_left))
 
     def _listen(self) -> None:
         key = secrets.token_bytes(16)
@@ -86,7 +88,7 @@ class Agreement:
                 with suppress(Exception):  # somebody else's connection is refused
                     other = listener.accept()
                     self._others.append(other)
-                    if self._gave_up:
+                    if self.has_given_up:
                         other.close()
             listener.close()
 
@@ -94,10 +96,10 @@ class Agreement:
 
     def _tell(self, wish: str, gap: int) -> str:
         ends = time.monotonic() + _WAIT_SECONDS
-        while len(self._others) < self._num_others and not self._gave_up:
+        while len(self._others) < self._num_others and not self.has_given_up:
             time.sleep(0.001)
             if time.monotonic() > ends:
-                self._gave_up = True
+                self.has_given_up = True
                 self._meeting.write_text("{}")  # who comes later does not wait
                 for other in self._others:
                     other.close()
@@ -106,7 +108,7 @@ class Agreement:
                     "or run.epochs, so no worker can be told to stop: call them on all ranks.",
                     stacklevel=2,
                 )
-        if self._gave_up:
+        if self.has_given_up:
             return ""  # a worker that cannot be told to stop would wait for the others for ever
         for other in self._others:
             with suppress(OSError):
@@ -118,7 +120,7 @@ class Agreement:
 
         Rank 0 may evaluate for long meanwhile.
         """
-        if self._gave_up:
+        if self.has_given_up:
             return None
         self._first = self._first or self._connected()
         try:
@@ -127,7 +129,7 @@ class Agreement:
                 return heard
         except (OSError, EOFError):
             pass
-        self._gave_up = True
+        self.has_given_up = True
         return None
 
     def _connected(self) -> Connection | None:

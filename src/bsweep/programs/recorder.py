@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bsweep.config.program_point import learning_rate
@@ -19,13 +18,13 @@ from bsweep.config.run import RunConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.core.words import listed
 from bsweep.numerics.noise_scale import DECAY
-from bsweep.programs.joined import files_in
+from bsweep.programs.joined import NO_BATCH, files_in
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
 from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.reading import read_records
-from bsweep.runlog.records import End, Epoch, Event, Record, Start, Step
+from bsweep.runlog.records import End, Epoch, Event, Record, Start, Status, Step
 from bsweep.runlog.shared_clock import file_system_time
 from bsweep.runlog.taken import Taken, read_taken
 
@@ -47,16 +46,11 @@ class Recorder:
         self._launched_at, self._ready_at = launched_at, launched_at
         self._waiting: list[Record] = []  # until the start is on record
         self._is_started = False
-        self._facts: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {"software": {}}
         self._reads_lr = "{lr}" in _command(config)
-        self._seconds: list[float] = []  # of the epoch's steps
-        self._examples = self._last_examples = 0  # of the epoch and of its last step, of a worker
-        self._values: dict[str, float] = {}
-        self._scores: dict[str, float] = {}
         self._noise: Mapping[str, Any] = {"num_samples": 0, "gradient_square": 0, "variance": 0}
         self._before = _Before(paths)
-        self._epoch = self._done = self._before.num_epochs
-        self._begun_at: float | None = None
+        self._epoch = _Epoch(self._before.num_epochs, None)
         self._saved = files_in(paths.program)
         self._warned: set[str] = set()
         self.has_joined = self._is_ready = False
@@ -69,34 +63,9 @@ class Recorder:
 
         Raises:
             Diverged: If a loss is infinite or NaN; the end is on record then.
-            ProgramError: If the program trains with another batch than the point's.
+            ProgramError: If the program trains with another batch than the point's, or not at all.
         """
-        kind = report["kind"]
-        if kind == "joined":
-            self.has_joined = True
-        elif kind == "reads_lr":
-            self._reads_lr = True
-        elif kind == "ready":
-            self._is_ready = True
-            self._ready_at = file_system_time(self._paths.folder) - report.get("seconds_ago", 0.0)
-            self._facts = {**report["facts"], **{k: report[k] for k in ("device", "threads")}}
-        elif kind == "begin_epoch":
-            self._begin_epoch(report)
-        elif kind == "steps":
-            self._take_steps(report)
-        elif kind == "log":
-            self._values |= report["values"]
-            self._refuse_divergence(report["values"])
-        elif kind == "evaluated":
-            self._take_evaluation(report)
-        elif kind == "noise":
-            self._take_noise(report)
-        elif kind == "end_epoch":
-            self._end_epoch(report)
-        elif kind == "warning":
-            self._warn(report["message"], once=report["once"])
-        elif kind == "stops":
-            self.stops, self._is_cut = report["reason"], report["cuts"]
+        getattr(self, f"_take_{report['kind']}")(report)
 
     def end(self) -> None:
         """Write the run's last record, after the program ended without an error.
@@ -109,35 +78,22 @@ class Recorder:
                 "the program ended without calling bsweep.join(): call it, as docs/programs.md "
                 "shows, or name a file that the program writes by program.metrics"
             )
-        if self._seconds and self._epoch == self._done + 1 and not self.stops:
-            self._end_epoch({})  # its loop was left by `break`
+        epoch = self._epoch
+        if epoch.seconds and self.stops != "asked" and (self.stops or not epoch.is_pass):
+            self._take_end_epoch({})  # its loop was left by `break`, or it is the last pass
         if self.stops == "asked":
-            self._write(
-                End(
-                    status="interrupted",
-                    message=f"stopped on request in epoch {self._epoch}; start the same sweep "
-                    "again to resume",
-                )
-            )
-        elif self._done < self._config.epochs and not self.stops:
-            fewer = f", or give epochs={self._done}" if self._done else ""
-            raise ProgramError(
-                f"the program ended after {self._done} of {self._config.epochs} epochs: let "
-                f"`for epoch in run.epochs()` run to its end{fewer}"
-            )
+            message = f"stopped on request in epoch {epoch.number}"
+            self._end("interrupted", f"{message}; start the same sweep again to resume")
+        elif self.num_done < self._config.epochs and not self.stops:
+            raise ProgramError(self._too_short())
         else:
             if not self._before.has_scores and not self._config_times_steps:
-                message = "the program reported no score of a test set: call run.evaluated(...)"
-                self._warn(message, once="")
-            reached = f"reached {self._config.target}" if self.stops == "target" else ""
-            self._write(
-                End(
-                    status="completed",
-                    message=reached,
-                    epochs=self._done,
-                    num_steps=self._before.num_steps,
+                message = (
+                    f"the program reported no evaluation in {self._before.num_steps} steps: call "
+                    "run.evaluated(...), or evaluate more often"
                 )
-            )
+                self._warn(message, once="")
+            self._end("completed", f"reached {self._config.target}" * (self.stops == "target"))
         self._start()
         self._log.close()
 
@@ -148,81 +104,127 @@ class Recorder:
     @property
     def num_done(self) -> int:
         """The number of epochs that are on record."""
-        return self._done
+        return self._before.num_epochs
 
     @property
     def _config_times_steps(self) -> bool:
         program = self._config.program
         return isinstance(program, OwnProgramConfig) and program.most_steps is not None
 
-    def _begin_epoch(self, report: Mapping[str, Any]) -> None:
-        self._epoch = report["epoch"]
-        self._seconds, self._examples, self._values, self._scores = [], 0, {}, {}
-        self._begun_at = report["time"]
+    def _end(self, status: Status, message: str) -> None:
+        totals = {"epochs": self.num_done, "num_steps": self._before.num_steps}
+        self._write(
+            End(status=status, message=message, **(totals if status == "completed" else {}))
+        )
+
+    def _too_short(self) -> str:
+        fewer = f", or give epochs={self.num_done}" if self.num_done else ""
+        if self._epoch.is_pass:
+            done = self.num_done + self._passes(self._examples())
+            return (
+                f"the program ended after {done:.1f} of {self._config.epochs} passes over "
+                f"{self._num_train()} examples: let run.steps(...) or run.should_stop end its "
+                "loop, without a number of steps of its own, or write `for epoch in run.epochs()` "
+                f"around it{fewer}"
+            )
+        return (
+            f"the program ended after {self.num_done} of {self._config.epochs} epochs: let `for "
+            f"epoch in run.epochs()` run to its end, or leave it out if the program counts steps "
+            f"alone{fewer}"
+        )
+
+    def _take_joined(self, report: Mapping[str, Any]) -> None:
+        self.has_joined = True
+        self._facts |= report["facts"]
+        self._facts["software"] |= report["software"]
+
+    def _take_reads_lr(self, report: Mapping[str, Any]) -> None:
+        self._reads_lr = True
+
+    def _take_ready(self, report: Mapping[str, Any]) -> None:
+        self._is_ready = True
+        self._ready_at = file_system_time(self._paths.folder) - report.get("seconds_ago", 0.0)
+        self._facts["software"] |= report["software"]
+        self._facts |= {name: report[name] for name in ("num_train", "device", "threads")}
+
+    def _take_warning(self, report: Mapping[str, Any]) -> None:
+        self._warn(report["message"], once=report["once"])
+
+    def _take_stops(self, report: Mapping[str, Any]) -> None:
+        self.stops, self._is_cut = report["reason"], report["cuts"]
+
+    def _take_begin_epoch(self, report: Mapping[str, Any]) -> None:
+        is_pass = report.get("is_pass", False)
+        self._epoch = _Epoch(report["epoch"], report["time"], is_pass=is_pass)
 
     def _take_steps(self, report: Mapping[str, Any]) -> None:
-        local_batch, given = self._config.examples_per_pass, report["examples"]
-        if wrong := [number for number in given if number > local_batch]:
+        epoch, local_batch = self._epoch, self._config.examples_per_pass
+        batches = self._facts.get("accumulation_steps", 1)
+        wanted = f"run.local_batch // {batches}" if batches > 1 else "run.local_batch"
+        sizes = [*epoch.last_size, *report["examples"]]
+        if wrong := [size for size in sizes if size > local_batch]:
             raise ProgramError(
                 f"a step of the program took {wrong[0]} examples of one worker, but the point has "
-                f"local_batch={local_batch}: use run.local_batch as the batch size of the loader"
+                f"local_batch={local_batch}: use {wanted} as the batch size of the loader"
             )
-        begun = len(self._seconds)
-        before_last = [*([self._last_examples] if begun else []), *given[:-1]]
-        if few := [number for number in before_last if number < local_batch]:
+        few = [
+            size
+            for size, later in itertools.pairwise(sizes)
+            if size < local_batch and (later < local_batch or not epoch.is_pass)
+        ]
+        if few:
             raise ProgramError(
                 f"a step in the middle of an epoch took {few[0]} examples of one worker, but the "
-                f"point has local_batch={local_batch}: use run.local_batch as the batch size of "
-                "the loader, or say the examples of a step by run.steps(..., examples=...)"
+                f"point has local_batch={local_batch}: use {wanted} as the batch size of the "
+                "loader, or say the examples of a step by run.steps(..., examples=...)"
             )
-        self._last_examples = given[-1]
-        self._seconds += report["seconds"]
-        self._examples += sum(given)
+        begun = epoch.num_steps
+        epoch.last_size = sizes[-1:]
+        epoch.seconds += report["seconds"]
+        epoch.start_seconds += report.get("start_seconds", 0.0)
+        epoch.examples += sum(report["examples"])
         every = self._config.log_every_steps
-        if len(self._seconds) // every > begun // every:
+        if epoch.num_steps // every > begun // every:
             self._write_step(begun)
 
     def _write_step(self, begun: int) -> None:
-        workers = self._config.num_workers
-        recent = self._seconds[begun:]
-        examples = self._examples * len(recent) / len(self._seconds) * workers
-        num_train = self._num_train()
+        epoch, recent, examples = self._epoch, self._epoch.seconds[begun:], self._examples()
         self._write(
             Step(
-                epoch=self._epoch,
-                step=self._before.num_steps + len(self._seconds),
-                train_loss=self._values.get("train_loss"),
+                epoch=epoch.number,
+                step=self._before.num_steps + epoch.num_steps,
+                train_loss=epoch.values.get("train_loss"),
                 learning_rate=self._rate(),
-                images_per_second=examples / sum(recent) if sum(recent) else None,
+                images_per_second=(examples * len(recent) / epoch.num_steps / sum(recent))
+                if sum(recent)
+                else None,
                 global_batch=self._config.examples_per_step,
-                epochs_done=self._epoch
-                - 1
-                + (min(1.0, self._examples * workers / num_train) if num_train else 0.0),
+                epochs_done=epoch.number - 1 + min(1.0, self._passes(examples)),
             )
         )
 
-    def _take_evaluation(self, report: Mapping[str, Any]) -> None:
+    def _take_log(self, report: Mapping[str, Any]) -> None:
+        self._epoch.values |= report["values"]
         self._refuse_divergence(report["values"])
-        self._scores = report["values"]
+
+    def _take_evaluated(self, report: Mapping[str, Any]) -> None:
+        self._refuse_divergence(report["values"])
+        self._epoch.values |= report["values"]
         self._before.has_scores = True
-        before, workers = self._before, self._config.num_workers
-        examples = before.num_examples + self._examples * workers
-        num_train = self._num_train()
+        so_far = self._so_far() if self._is_ready else {"num_steps": self._before.num_steps}
+        seconds = self._before.train_seconds + self._epoch.train_seconds
         self._write(
             Evaluation(
-                epoch=self._epoch,
-                num_steps=before.num_steps + len(self._seconds),
-                num_examples=examples if self._seconds else None,
-                epochs_done=examples / num_train if num_train and self._seconds else None,
-                train_seconds=before.train_seconds + sum(self._seconds) if self._seconds else None,
-                test_loss=self._scores.get("test_loss"),
-                test_accuracy=self._scores.get("test_accuracy"),
+                epoch=self._epoch.number,
+                **so_far,
+                train_seconds=seconds if self._is_ready else None,
+                test_loss=report["values"].get("test_loss"),
+                test_accuracy=report["values"].get("test_accuracy"),
             )
         )
 
     def _take_noise(self, report: Mapping[str, Any]) -> None:
         """Record the mean of the gradient noise over the steps since the last such report."""
-        before, workers = self._before, self._config.num_workers
         names, now = ("gradient_square", "variance"), report["num_samples"]
         # The weight of a step's measurement falls by DECAY with each later one, see `Average`.
         earlier = self._noise["num_samples"] if self._noise["num_samples"] <= now else 0
@@ -232,49 +234,64 @@ class Recorder:
         for name in names:
             sums[name] -= DECAY**num_new * self._noise[name] * _weight(earlier)
         self._noise = report
-        num_examples, num_train = before.num_examples + self._examples * workers, self._num_train()
         self._write(
             NoiseScale(
-                epoch=self._epoch,
-                num_steps=before.num_steps + len(self._seconds),
-                num_examples=num_examples,
-                epochs_done=num_examples / num_train if num_train else None,
+                epoch=self._epoch.number,
+                **self._so_far(),
                 **{name: value / _weight(num_new) for name, value in sums.items()},
-                num_gradients=2 * num_new * workers,
+                num_gradients=2 * num_new * self._config.num_workers,
                 gradient_batch=self._config.examples_per_pass / 2,
             )
         )
 
-    def _end_epoch(self, report: Mapping[str, Any]) -> None:
+    def _so_far(self) -> dict[str, Any]:
+        """Return the steps, examples and passes of the run until now."""
+        examples = self._before.num_examples + self._examples()
+        return {
+            "num_steps": self._before.num_steps + self._epoch.num_steps,
+            "num_examples": examples,
+            "epochs_done": self._passes(examples) or None,
+        }
+
+    def _take_end_epoch(self, report: Mapping[str, Any]) -> None:
+        epoch = self._epoch
         if self.stops == "asked" and self._is_cut:
             return  # a resumed run trains this epoch as a whole
-        if not self._seconds and self.stops:
+        if not epoch.seconds and self.stops:
             return
-        if not self._seconds and self._is_ready:
+        if not epoch.seconds and self._is_ready:
             raise ProgramError(
-                f"epoch {self._epoch} had no step, because run.steps(...) got no batch: a loader "
-                "with drop_last leaves out a batch that is larger than the data, and a generator "
-                "is used up after one epoch"
+                f"epoch {epoch.number} had no step, because run.steps(...) got no batch: {NO_BATCH}"
             )
-        if self._seconds:
-            examples = self._examples_of_all_ranks()
-        else:
+        if not epoch.seconds:
             self._steps_from_wall(report["time"])
-            examples = self._examples * self._config.num_workers
-        seconds = sum(self._seconds)
+        examples = self._examples() if epoch.is_pass else self._examples_of_ended_epoch()
         if self._num_train() is None and not self.stops:
-            self._facts["num_train"] = examples  # one epoch takes each example once
-        ordered = sorted(self._seconds)
-        values = self._values.get
+            self._facts["num_train"] = examples
+            message = (
+                f"num_train={examples} is what epoch {epoch.number} took, with what a sampler may "
+                "have taken twice: say the number of training examples by "
+                "bsweep.join(num_train=...)"
+            )
+            self._warn(message, once="num_train")
+        num_train = self._num_train() or examples
+        if abs(examples - num_train) >= self._config.examples_per_step and not self.stops:
+            message = (
+                f"epoch {epoch.number} of the program took {examples} examples, which are "
+                f"{self._passes(examples):.3g} passes over num_train={num_train}: epochs_done "
+                "counts passes"
+            )
+            self._warn(message, once="passes")
+        seconds, ordered, values = epoch.train_seconds, sorted(epoch.seconds), epoch.values.get
         self._write(
             Epoch(
-                epoch=self._epoch,
-                num_steps=len(self._seconds),
+                epoch=epoch.number,
+                num_steps=epoch.num_steps,
                 train_seconds=seconds,
                 train_loss=values("train_loss"),
                 train_accuracy=values("train_accuracy"),
-                test_loss=self._scores.get("test_loss"),
-                test_accuracy=self._scores.get("test_accuracy"),
+                test_loss=values("test_loss"),
+                test_accuracy=values("test_accuracy"),
                 images_per_second=examples / seconds if seconds else 0.0,
                 step_seconds_p50=statistics.median(ordered),
                 step_seconds_p95=ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
@@ -289,38 +306,58 @@ class Recorder:
             )
         )
         self._start()
-        self._done = self._epoch
-        self._before.num_steps += len(self._seconds)
+        self._before.num_epochs = epoch.number
+        self._before.num_steps += epoch.num_steps
         self._before.num_examples += examples
         self._before.train_seconds += seconds
+        self._epoch = _Epoch(epoch.number, None, is_pass=epoch.is_pass)
         self._keep_checkpoint(report.get("files", {}))
 
-    def _examples_of_all_ranks(self) -> int:
+    def _examples(self) -> int:
+        """Return the examples that all ranks have taken in the epoch so far: other ranks as many as
+        rank 0, unless they have begun fewer steps.
+        """
+        epoch = self._epoch
+        examples = float(epoch.examples)
+        for rank in range(1, self._config.num_workers):
+            begun = self._taken(rank).num_begun or epoch.num_steps
+            examples += epoch.examples * min(1.0, begun / max(1, epoch.num_steps))
+        return round(examples)
+
+    def _examples_of_ended_epoch(self) -> int:
         """Return the examples that all ranks took in the epoch that rank 0 has ended; a rank that
         does not say it counts as rank 0 does.
         """
-        ends_at = time.monotonic() + _MOST_SECONDS_APART
-        ranks = [Taken(0, len(self._seconds), self._examples)]
+        epoch, ends_at = self._epoch, time.monotonic() + _MOST_SECONDS_APART
+        rank_0 = Taken(0, epoch.num_steps, epoch.examples)
+        ranks = [rank_0]
         for rank in range(1, self._config.num_workers):
-            while True:
-                epochs = read_taken(self._paths.taken(rank))
-                taken = epochs[self._epoch - 1] if epochs else Taken()
-                if taken.has_ended or not taken.num_begun or time.monotonic() > ends_at:
-                    break
+            taken = self._taken(rank)
+            while taken.num_begun and not taken.has_ended and time.monotonic() < ends_at:
                 time.sleep(_POLL_SECONDS)
-            ranks.append(taken if taken.num_begun else ranks[0])
+                taken = self._taken(rank)
+            ranks.append(taken if taken.num_begun or taken.has_ended else rank_0)
         num_steps = [taken.num_steps for taken in ranks]
         if len({*num_steps}) > 1:
             message = (
-                f"the ranks took {listed(num_steps)} steps in epoch {self._epoch}: give all of "
+                f"the ranks took {listed(num_steps)} steps in epoch {epoch.number}: give all of "
                 "them equally many batches"
             )
             self._warn(message, once="ranks")
         return sum(taken.num_examples for taken in ranks)
 
+    def _taken(self, rank: int) -> Taken:
+        epochs = read_taken(self._paths.taken(rank))
+        return epochs[self._epoch.number - 1] if epochs else Taken()
+
+    def _passes(self, examples: int) -> float:
+        """Return the passes over the training examples; 0 if their number is not known."""
+        num_train = self._num_train()
+        return examples / num_train if num_train else 0.0
+
     def _steps_from_wall(self, now: float) -> None:
         """Take the time of an epoch whose steps the program did not time from the clock."""
-        num_train = self._num_train()
+        num_train, epoch = self._num_train(), self._epoch
         if num_train is None:
             raise ProgramError(
                 "the program timed no step and did not say num_train: wrap its loader in "
@@ -332,8 +369,8 @@ class Recorder:
         )
         self._warn(message, once="wall")
         steps = math.ceil(num_train / self._config.examples_per_step)
-        self._seconds = [max(0.0, now - (self._begun_at or now)) / steps] * steps
-        self._examples = num_train // self._config.num_workers
+        epoch.seconds = [max(0.0, now - (epoch.begun_at or now)) / steps] * steps
+        epoch.examples = num_train // self._config.num_workers
 
     def _keep_checkpoint(self, files: Mapping[str, Sequence[int]]) -> None:
         """If the program saved files in this epoch, note that a later attempt can resume from them.
@@ -342,7 +379,7 @@ class Recorder:
             files: The size and the modification time of each file at the end of the epoch.
         """
         saved = {name: (size, changed) for name, (size, changed) in files.items()}
-        if not saved or saved == self._saved or self._done >= self._config.epochs:
+        if not saved or saved == self._saved or self.num_done >= self._config.epochs:
             return
         self._saved = saved
         sha256: dict[str, str] = {}
@@ -350,13 +387,13 @@ class Recorder:
             sha256 = {name: sha256_of(self._paths.program / name) for name in saved}
         if not sha256 or files_in(self._paths.program) != saved:
             return  # the program has begun to save the next one
-        checkpoint = checkpoint_at(self._paths, self._done + 1, 0)
+        checkpoint = checkpoint_at(self._paths, self.num_done + 1, 0)
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
         num_bytes = self._log.sync()
         base = os.path.relpath(self._paths.program, checkpoint.folder)
         checkpoint.complete(
             {
-                "epoch": self._done + 1,
+                "epoch": self.num_done + 1,
                 "position": 0,
                 "num_steps": self._before.num_steps,
                 "train_seconds": self._before.train_seconds,
@@ -372,8 +409,8 @@ class Recorder:
     def _refuse_divergence(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             if not math.isfinite(value):
-                message = f"the program reported {name}={value} in epoch {self._epoch}"
-                self._write(End(status="diverged", message=message))
+                message = f"the program reported {name}={value} in epoch {self._epoch.number}"
+                self._end("diverged", message)
                 self._start()
                 raise Diverged(message)
 
@@ -417,6 +454,7 @@ class Recorder:
                 threads=facts.get("threads"),
                 start_seconds=self._start_seconds,
                 learning_rate=self._rate(),
+                software=facts["software"],
             )
         )
         waiting, self._waiting = self._waiting, []
@@ -464,24 +502,33 @@ class _Before:
         self.num_examples = round(
             sum(epoch["images_per_second"] * epoch["train_seconds"] for epoch in epochs)
         )
-        self.has_scores = any(
-            epoch["test_loss"] is not None or epoch["test_accuracy"] is not None for epoch in epochs
-        )
+        self.has_scores = any(record["type"] == "evaluation" for record in records)
 
 
-def new_reports(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the reports after `offset` bytes of a file, and the offset after the last whole line.
+@dataclass
+class _Epoch:
+    """What rank 0 has reported of an epoch.
 
-    A missing file has no reports.
+    `seconds` are those of its steps, `start_seconds` those in which its loaders started, and
+    `examples` those of the worker. `last_size` has the examples of the last step.
     """
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            text = file.read()
-    except FileNotFoundError:
-        return [], offset
-    whole = text[: text.rfind(b"\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+
+    number: int
+    begun_at: float | None
+    is_pass: bool = False
+    seconds: list[float] = field(default_factory=list)
+    start_seconds: float = 0.0
+    examples: int = 0
+    last_size: list[int] = field(default_factory=list)
+    values: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def train_seconds(self) -> float:
+        return sum(self.seconds) + self.start_seconds
 
 
 def _command(config: RunConfig) -> str:

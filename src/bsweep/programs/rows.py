@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-
-from pydantic_core import from_json
 
 from bsweep.config.values import flatten
 from bsweep.core.words import first_of
@@ -183,7 +182,7 @@ def json_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
         begin: The number of bytes at the beginning whose rows are left out.
 
     Raises:
-        ValueError: If a line is not a JSON object.
+        ValueError: If a line is not a JSON object, or has a name twice.
     """
     rows = []
     for number, line in enumerate(content[begin:].splitlines(), content.count(b"\n", 0, begin) + 1):
@@ -191,7 +190,7 @@ def json_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
             continue
         place = f"{path}:{number}"
         try:
-            values = from_json(line)
+            values = json.loads(line, object_pairs_hook=_object)
         except ValueError as error:
             raise ValueError(f"{place}: the line is not JSON ({error}).") from None
         if not isinstance(values, dict):
@@ -199,6 +198,13 @@ def json_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
         flat = {name: value for name, value in flatten(values).items() if value is not None}
         rows.append(Row(flat, place, 0.0))
     return rows
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"two values are named {first_of(twice)}: rename one of them")
+    return dict(pairs)
 
 
 def number_at(row: Row, name: str, key: str) -> float | None:

@@ -10,6 +10,7 @@ import platform
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,10 +25,11 @@ from bsweep.config.program_point import values_of
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.core import network
+from bsweep.core.following import GrowingFile
 from bsweep.core.parent_process import end_with_parent
 from bsweep.core.ranks import Place
 from bsweep.programs.joined import POINT
-from bsweep.programs.recorder import Recorder, new_reports
+from bsweep.programs.recorder import Recorder
 from bsweep.programs.written import Written
 from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested
 from bsweep.runlog.errors import Diverged, ProgramError
@@ -73,119 +75,85 @@ def measure(
         )
     with held(paths.worker_claim(place.rank), _LEFT):
         if place.rank:
-            listener = _Ended(paths) if program.metrics else _Listener()
             child = _started(config, program, paths, place, is_launched)
-            _follow(child, paths, place, on_step, listener)
+            _follow(child, paths, place, on_step, lambda: False)
             return
+        _ends_early(paths).unlink(missing_ok=True)
+        _reports(paths).unlink(missing_ok=True)
         launched_at = (read_json(paths.meta) or {}).get("launched_at")
         recorder = Recorder(config, paths, launched_at)
-        listener = (
-            _Metrics(config, paths, recorder) if program.metrics else _Reports(paths, recorder)
-        )
+        metrics = _Metrics(config, program, paths, recorder) if program.metrics else None
+        reports = GrowingFile(_reports(paths))
+
+        def listen() -> bool:
+            lines = reports.new_lines() or []
+            for line in lines:
+                recorder.take(json.loads(line))
+            return bool(lines)
+
         child = _started(config, program, paths, place, is_launched)
         try:
-            _follow(child, paths, place, on_step, listener)
-            listener.end()
+            _follow(child, paths, place, on_step, metrics.listen if metrics else listen)
+            if metrics:
+                metrics.end()
             recorder.end()
         finally:
             recorder.close()
 
 
-class _Listener:
-    """The listener of ranks above 0, which ignores what the command says."""
+class _Metrics:
+    """The reader of the metrics that a command writes. The command can only be ended to stop it."""
 
-    def listen(self) -> bool:
-        """Record what the command said since the last call; return True if it said something."""
-        return False
-
-    def is_enough(self) -> bool:
-        """Return True if the worker should end the command."""
-        return False
-
-    def end(self) -> None:
-        """Record the last words of the command, which has ended without an error."""
-
-
-class _Reports(_Listener):
-    """The listener to the reports of `bsweep.join()`."""
-
-    def __init__(self, paths: RunPaths, recorder: Recorder) -> None:
-        self._path, self._recorder, self._offset = _reports(paths), recorder, 0
-
-    def listen(self) -> bool:
-        reports, self._offset = new_reports(self._path, self._offset)
-        for report in reports:
-            self._recorder.take(report)
-        return bool(reports)
-
-
-class _Ended(_Listener):
-    """The listener of a rank whose command must end when rank 0's has ended early."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        self._sign = paths.rank_logs(0) / "enough"
-
-    def is_enough(self) -> bool:
-        return self._sign.exists()
-
-
-class _Metrics(_Ended):
-    """The listener to the metrics that a command writes, which can be told to stop only by ending
-    it.
-    """
-
-    def __init__(self, config: RunConfig, paths: RunPaths, recorder: Recorder) -> None:
-        super().__init__(paths)
-        program = config.program
-        assert isinstance(program, OwnProgramConfig), program
+    def __init__(
+        self, config: RunConfig, program: OwnProgramConfig, paths: RunPaths, recorder: Recorder
+    ) -> None:
         if program.most_steps is not None:
             raise ProgramError(
                 f"program.metrics={program.metrics} tells no times of steps: call bsweep.join() "
                 "and run.steps(...) in the program"
             )
         self._paths, self._recorder = paths, recorder
-        self._sign.unlink(missing_ok=True)
-        _reports(paths).unlink(missing_ok=True)
         self._written = Written(config, recorder.num_done)
         self._target = config.target if config.stop_at_target else None
         self._scores: list[float] = []
-        recorder.take({"kind": "joined"})
+        interpreter = program.command_of(values_of(config))[0]
+        recorder.take({"kind": "joined", "software": {"interpreter": interpreter}, "facts": {}})
 
     def listen(self) -> bool:
+        """Record what the command wrote since the last call; return True if it wrote something."""
         if _reports(self._paths).exists():
             raise ProgramError(
                 "the program calls bsweep.join(), and program.metrics is given: leave one of them "
                 "out"
             )
-        return self._take(self._written.reports)
-
-    def is_enough(self) -> bool:
+        has_new = self._take(self._written.reports)
         if is_stop_requested(self._paths):
             self._stop("asked")
         elif self._target and self._target.is_confirmed_by(self._scores):
             self._stop("target")
-        return super().is_enough()
+        return has_new
 
     def end(self) -> None:
+        """Record the last words of the command, which has ended without an error."""
         if not self._recorder.stops:
             self._take(self._written.end)
 
     def _take(self, reports: Callable[[], list[dict[str, Any]]]) -> bool:
         try:
-            found = reports()
+            new_reports = reports()
         except ValueError as error:
             raise ProgramError(str(error)) from None
-        for report in found:
+        for report in new_reports:
             self._recorder.take(report)
             if report["kind"] == "evaluated" and self._target:
                 self._scores += [
                     value for name, value in report["values"].items() if name == self._target.metric
                 ]
-        return bool(found)
+        return bool(new_reports)
 
     def _stop(self, reason: str) -> None:
         self._recorder.take({"kind": "stops", "reason": reason, "cuts": True})
-        self._sign.touch()
+        _ends_early(self._paths).touch()
 
 
 def _started(
@@ -203,8 +171,6 @@ def _started(
     point = folder / "point.json"
     point.write_text(json.dumps(_point(config, program, paths, place)))
     paths.taken(place.rank).unlink(missing_ok=True)
-    if place.rank == 0:
-        _reports(paths).unlink(missing_ok=True)
     environment = {
         **_environment(config, program, place),
         POINT: str(point.absolute()),
@@ -249,8 +215,8 @@ def _point(
     config: RunConfig, program: OwnProgramConfig, paths: RunPaths, place: Place
 ) -> dict[str, Any]:
     """Return what `bsweep.join()` knows of the point and of this worker, for a JSON file."""
-    found = checkpoints(paths)
-    facts = found[0].facts() if found else None
+    saved = checkpoints(paths)
+    facts = saved[0].facts() if saved else None
     records, _ = read_records(paths.metrics, with_steps=False)
     metric = config.target.metric if config.target else None
     scores = [r[metric] for r in records if r["type"] == "evaluation" and metric]
@@ -271,11 +237,23 @@ def _point(
         "reports": str(_reports(paths).absolute()),
         "taken": str(paths.taken(place.rank).absolute()),
         "meeting": str((paths.rank_logs(0) / "meeting.json").absolute()),
+        "num_train": getattr(config.data, "num_train", None),
+        "launched_at": (read_json(paths.meta) or {}).get("launched_at"),
+        "address": _free_address(config),
+        "points": [
+            str((paths.rank_logs(rank) / "point.json").absolute())
+            for rank in range(config.num_workers)
+        ],
     }
 
 
 def _reports(paths: RunPaths) -> Path:
     return paths.rank_logs(0) / "reports.jsonl"
+
+
+def _ends_early(paths: RunPaths) -> Path:
+    """Return the file that rank 0 makes when all workers shall end their commands."""
+    return paths.rank_logs(0) / "enough"
 
 
 def _variable(name: str) -> str:
@@ -291,6 +269,15 @@ def _address(config: RunConfig) -> str:
     return found.get(chosen or "") or next(
         (address for name, address in found.items() if name != network.loopback()), "127.0.0.1"
     )
+
+
+def _free_address(config: RunConfig) -> str:
+    """Return an address and a port at which the command of this worker may listen."""
+    host = _address(config)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _path_to_bsweep(folder: Path) -> str:
@@ -310,9 +297,10 @@ def _follow(
     paths: RunPaths,
     place: Place,
     on_step: Callable[[], None],
-    listener: _Listener,
+    listen: Callable[[], bool],
 ) -> None:
-    """Wait until the command ends, and pass on what it reports.
+    """Wait until the command ends, and pass on what it reports: `listen` records what it said since
+    the last call, and returns True if it said something.
 
     Raises:
         ProgramError: If the command failed.
@@ -323,12 +311,12 @@ def _follow(
         while True:
             code = child.poll()
             on_step()
-            said = listener.listen()
+            says = listen()
             size = _num_output_bytes(paths, place)
-            if said or size != seen:
+            if says or size != seen:
                 alive.show()
             seen = size
-            if code is None and listener.is_enough():
+            if code is None and _ends_early(paths).exists():
                 return
             if code is not None:
                 break

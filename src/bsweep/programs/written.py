@@ -102,7 +102,7 @@ class Written:
                 f"{self._place}: pass {{epochs}} on in program.command, or give epochs="
                 f"{max(1, self._num_done)}"
             )
-        return [*found, {"kind": "finished"}]
+        return found
 
     def _has(self, key: str) -> bool:
         return self._names[key].removesuffix("%") in self._seen
@@ -126,7 +126,7 @@ class Written:
             f"included; that of the first epoch counts from {since}"
         )
         ago = time.time() - self._ended_at
-        about: Report = {"facts": {}, "device": "unknown", "threads": None}
+        about: Report = {"num_train": None, "device": "unknown", "threads": None, "software": {}}
         return [{"kind": "ready", "seconds_ago": ago, **about}, _warning(text, "wall")]
 
     def _put(self, rows: Sequence[Row]) -> list[Report]:

@@ -130,6 +130,7 @@ class Start:
     graph: bool | None = None  # True if all workers run full steps as a CUDA graph; None on CPUs
     workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.train.peers_check`;
     # of a program of the user's own only the hosts
+    software: Mapping[str, str] | None = None  # of such a program: interpreter, Python, packages
     channels_last: bool | None  # the memory format of images
     compile: bool = False  # True if torch compiled the passes of steps
     compile_seconds: Amount | None = None  # the seconds of the warm-up in which it did so

@@ -67,7 +67,8 @@ def write_summary(
         train_seconds=train_seconds,
         wall_seconds=wall_seconds,
         images_per_second=num_examples / train_seconds if train_seconds else None,
-        **{key: last.get(key) for key in _SCORES},
+        **{key: last.get(key) for key in ("train_loss", "train_accuracy")},
+        **{key: _last_score(records, key, last) for key in _SCORES},
         sent_bytes=None if not epochs or None in sent_bytes else sum(sent_bytes),
         **_final_scores(records),
         warnings=tuple(warnings_in(records)),
@@ -80,7 +81,17 @@ def write_summary(
     return status, message
 
 
-_SCORES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")  # of the last epoch
+_SCORES = ("test_loss", "test_accuracy")
+
+
+def _last_score(
+    records: Sequence[Mapping[str, Any]], name: str, last_epoch: Mapping[str, Any]
+) -> float | None:
+    """Return a score of the last evaluation that has it, whenever it was; without evaluations, that
+    of the last epoch.
+    """
+    scores = (record[name] for record in reversed(records) if record["type"] == "evaluation")
+    return next((score for score in scores if score is not None), last_epoch.get(name))
 
 
 def _final_scores(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -105,6 +105,7 @@ class Progress:
         self._latest: dict[str, Any] = {"epoch": 0}
         self._scores: dict[str, Any] = {}
         self._of_target: list[float] = []  # all evaluations by the target's metric
+        self._has_evaluations = False
         self._rounds_done = 0
         self._max_rounds, self._max_seconds = config.strategy.ends_after
         self._began_at = time.monotonic()
@@ -154,8 +155,11 @@ class Progress:
         elif record["type"] == "round":
             self._rounds_done = record["round"]
         if record["type"] in ("evaluation", "epoch"):
-            self._scores = record
-        of_target = "evaluation" if self._config.evaluate_every_examples else "epoch"
+            names = ("test_loss", "test_accuracy")
+            self._scores |= {name: record[name] for name in names if record.get(name) is not None}
+        # Without evaluations within epochs, those at the ends of epochs have no records.
+        self._has_evaluations |= record["type"] == "evaluation"
+        of_target = "evaluation" if self._has_evaluations else "epoch"
         if (target := self._config.target) and record["type"] == of_target:
             self._of_target += [record[target.metric]] * (record[target.metric] is not None)
 

@@ -30,7 +30,7 @@ from bsweep.analysis.prediction.ways import (
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 from bsweep.config.values import did_you_mean
-from bsweep.core.words import counted, joined
+from bsweep.core.words import counted, joined, listed
 
 CELL = ["global_batch", "num_workers", "passes"]
 _TIMED = ["way", "global_batch", "num_workers", "passes", "step_seconds", "exposed_seconds"]
@@ -426,9 +426,10 @@ def missing(seen: Observed, least_batches: int = 2, has_timings: bool = False) -
             return joined([few, bounded(runs, target)])
         few = (
             f"not enough runs to tell: the steps to {target.said} are known for global batch "
-            f"{known[0]} alone, but a curve over batch sizes needs two. Run one more batch size."
+            f"{known[0]} alone, but a curve over batch sizes needs two."
         )
-        return joined([few, bounded(runs, target)])
+        remedy = evaluated_once(runs) or "Run one more batch size."
+        return joined([few, remedy, bounded(runs, target)])
     if not (runs["step_seconds"] > 0).any() and not has_timings:
         if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
             return (
@@ -458,6 +459,28 @@ def bounded(runs: pd.DataFrame, target: Target) -> str:
     )
 
 
+def evaluated_once(runs: pd.DataFrame) -> str:
+    """Return a sentence on the batch sizes whose runs have a single evaluation, and how to get
+    more; empty if there are none.
+
+    Args:
+        runs: Runs with the columns of `to_target`.
+    """
+    single = runs[runs["last"].notna() & runs["best"].isna()]
+    if single.empty:
+        return ""
+    batches = listed(sorted({int(batch) for batch in single["global_batch"]}))
+    examples, steps = (single[f"trained_{name}"].min() / 2 for name in ("examples", "steps"))
+    often = (
+        f" (evaluate_every_examples={examples:.0f}; a program of your own: call run.evaluated "
+        f"every {max(1, steps):.0f} steps)"
+    )
+    return (
+        f"A target needs two evaluations of a run, but runs of global batch {batches} have one: "
+        f"train for more epochs (epochs=2), or evaluate more often{often if examples > 0 else ''}."
+    )
+
+
 def wanted_evaluations(runs: pd.DataFrame) -> int:
     """Return after how many examples an evaluation should follow, so that the runs that reached the
     target at their first evaluation would be evaluated several times before.
@@ -477,10 +500,7 @@ def more_evaluations(runs: pd.DataFrame) -> str:
 def _best_of(runs: pd.DataFrame, target: Target) -> str:
     """Return sentences on the run that came nearest to a target that no run reached."""
     if runs["best"].isna().all():
-        return (
-            "A target needs two evaluations of a run, but no run has more than one. Evaluate "
-            "within epochs (evaluate_every_examples=...) or train for more epochs (epochs=2)."
-        )
+        return evaluated_once(runs)
     best = (
         runs.dropna(subset="best")
         .sort_values("best", ascending=target.metric == "test_loss")

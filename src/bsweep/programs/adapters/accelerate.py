@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from bsweep.programs.adapters.calls import Calls
-from bsweep.programs.joined import Run, size_of
+from bsweep.programs.joined import Run
 
 
 def steps(run: Run, accelerator: Accelerator, batches: Iterable[Any]) -> Iterator[Any]:
@@ -31,15 +30,7 @@ def steps(run: Run, accelerator: Accelerator, batches: Iterable[Any]) -> Iterato
         accelerator: The accelerator that prepared the loader.
         batches: The loader.
     """
-    calls = Calls(run)
-    calls.begin_step()
-    for batch in batches:
-        if run.should_stop:
-            return
-        yield batch
-        calls.add(size_of(batch))
-        if accelerator.sync_gradients:
-            calls.end_step()
+    return run.timed_steps(batches, lambda _: accelerator.sync_gradients)
 
 
 def mean(accelerator: Accelerator) -> Callable[[float], float]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from bsweep.programs.joined import Run
@@ -18,9 +17,7 @@ NAMES = {
 
 
 class Calls:
-    """The loops `run.epochs()` and `run.steps()` of a run, which callbacks move on. All workers
-    make the same calls.
-    """
+    """The epochs and steps of a run, which callbacks move on. All workers make the same calls."""
 
     def __init__(self, run: Run, names: Mapping[str, str] | None = None) -> None:
         """Create it.
@@ -33,23 +30,27 @@ class Calls:
         self.run = run
         self._names = {**NAMES, **(names or {})}
         self._epochs = run.epochs()
-        self._steps: Iterator[None] = iter(())
-        self._examples = 0
+        self._examples, self._begun = 0, run.now()
         self._is_over = False
 
-    def begin_epoch(self) -> bool:
+    def begin_epoch(self, batches: object = None) -> bool:
         """Begin an epoch and its first step, after the end of the one before and of all that
         belongs to it, such as its evaluation. Return True if the program should stop.
+
+        Args:
+            batches: The loader, for the number of training examples.
         """
+        self.run.see_data(batches)
         self._is_over = next(self._epochs, None) is None
+        self._examples = 0
         self.begin_step()
         return self._is_over
 
     def begin_step(self) -> None:
-        """Begin to time a step, and forget the step that was begun."""
-        self._examples = 0
-        self._steps = self.run.steps(itertools.repeat(None), lambda _: self._examples)
-        next(self._steps, None)
+        """Begin to time a step, and forget the time of a step that was begun."""
+        self._begun = self.run.now()
+        if not self._is_over:
+            self.run.begin_step()
 
     def add(self, examples: int | None) -> None:
         """Count examples of this worker into the step that was begun; None: the local batch."""
@@ -59,8 +60,10 @@ class Calls:
         """End a step and begin the next, so that its time has the loading of its batch. Return
         True if the program should stop.
         """
-        next(self._steps, None)
+        if not self._is_over and not self.run.should_stop:
+            self.run.end_step(self._begun, self._examples)
         self._examples = 0
+        self.begin_step()
         return self.run.should_stop
 
     def log(self, values: Mapping[str, Any]) -> None:
@@ -76,6 +79,7 @@ class Calls:
     def end(self) -> None:
         """End the last epoch, at the end of the training."""
         next(self._epochs, None)
+        self._is_over = True
 
     def _found(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
         if self._is_over:  # what comes after the last epoch belongs to none

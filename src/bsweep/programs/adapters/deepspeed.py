@@ -18,8 +18,7 @@ from typing import Any
 
 from deepspeed import DeepSpeedEngine
 
-from bsweep.programs.adapters.calls import Calls
-from bsweep.programs.joined import Run, size_of
+from bsweep.programs.joined import Run
 
 
 def settings(run: Run, **others: Any) -> dict[str, Any]:
@@ -47,16 +46,14 @@ def steps(run: Run, engine: DeepSpeedEngine, batches: Iterable[Any]) -> Iterator
         engine: What `deepspeed.initialize` returned.
         batches: The loader.
     """
-    calls = Calls(run)
-    calls.begin_step()
-    for batch in batches:
-        if run.should_stop:
-            return
-        before = engine.global_steps
-        yield batch
-        calls.add(size_of(batch))
-        if engine.global_steps > before:
-            calls.end_step()
+    before = engine.global_steps
+
+    def has_stepped(_: int) -> bool:
+        nonlocal before
+        before, earlier = engine.global_steps, before
+        return bool(before > earlier)
+
+    return run.timed_steps(batches, has_stepped)
 
 
 def save(run: Run, engine: DeepSpeedEngine) -> None:

@@ -6,24 +6,26 @@ and reports its scores.
               callbacks=[BsweepCallback(run, num_examples=len(x))])
 
 Scores are `val_loss` and `val_accuracy` of `fit`, which a model has after
-`compile(metrics=["accuracy"])`. Seen to work with Keras 3.15.1.
+`compile(metrics=["accuracy"])`. Seen to work with Keras 3.15.1, and with tf_keras 2.21 under
+TensorFlow's `MultiWorkerMirroredStrategy`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
-
-import keras
 
 from bsweep.programs.adapters.calls import Calls
 from bsweep.programs.joined import Run
 
 _NAMES = {"train_loss": "loss", "train_accuracy": "accuracy"}
+_keras = import_module("tf_keras" if "tf_keras" in sys.modules else "keras")
 
 
-class BsweepCallback(keras.callbacks.Callback):
-    """The callback of a run."""
+class BsweepCallback(_keras.callbacks.Callback):  # type: ignore[name-defined]
+    """The callback of a run, for models of tf_keras if the program has imported it before."""
 
     def __init__(
         self, run: Run, *, num_examples: int, names: Mapping[str, str] | None = None
@@ -39,6 +41,14 @@ class BsweepCallback(keras.callbacks.Callback):
         super().__init__()
         self._calls = Calls(run, {**_NAMES, **(names or {})})
         self._local_batch, self._num_examples, self._left = run.local_batch, num_examples, 0
+
+    def set_model(self, model: Any) -> None:
+        if not isinstance(model, _keras.Model):
+            raise TypeError(
+                f"bsweep: BsweepCallback is one of {_keras.__name__}, but the model is not: import "
+                "tf_keras before bsweep.programs.adapters.keras for its models alone."
+            )
+        super().set_model(model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._left = self._num_examples

@@ -45,7 +45,7 @@ class BsweepCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._num_steps = trainer.global_step
-        trainer.should_stop |= self._calls.begin_epoch()
+        trainer.should_stop |= self._calls.begin_epoch(trainer.train_dataloader)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -58,7 +58,7 @@ class BsweepCallback(TrainerCallback):
         self._hook = kwargs["model"].register_forward_pre_hook(count, with_kwargs=True)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_training_stop |= self._calls.begin_epoch()
+        control.should_training_stop |= self._calls.begin_epoch(kwargs["train_dataloader"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_training_stop |= self._calls.end_step()

@@ -1,0 +1,68 @@
+"""Scripts as people write them, with a few lines for bsweep, which end in `# bsweep`: the records
+say what the scripts print.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.programs.test_examples import DIGITS, python_with
+from tests.support.running import ran_ok
+
+SCRIPTS = Path(__file__).parent / "scripts"
+MODULES = {
+    "ddp_plain.py --batch-size={local_batch}": "",
+    "while_steps.py --batch {local_batch}": "",
+    "lightning_module.py --batch {local_batch} --epochs {epochs}": "lightning",
+    "tensorflow_fit.py --batch {local_batch} --epochs {epochs}": "tf_keras",
+}
+"""The modules that scripts need, beside torch."""
+
+
+@pytest.mark.parametrize("script", [*MODULES])
+def test_a_script_needs_five_lines(script: str) -> None:
+    lines = (SCRIPTS / script.split()[0]).read_text().splitlines()
+    assert 3 <= len([line for line in lines if line.endswith("# bsweep")]) <= 5
+    assert not [line for line in lines if "bsweep" in line and not line.endswith("# bsweep")]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("script", [*MODULES])
+def test_records_say_what_a_script_prints(tmp_path: Path, script: str, workers: int) -> None:
+    python = python_with(MODULES[script]) if MODULES[script] else sys.executable
+    ran_ok(
+        *("run", "program=own", f"program.command='python \"{SCRIPTS}\"/{script}'", "epochs=6"),
+        *("local_batch=16", f"num_workers={workers}", "launch=torchrun", "study=s"),
+        *(f"program.python={python}", "launch.stall_timeout_seconds=400"),
+        f"program.environment.DIGITS={DIGITS}",
+        cwd=tmp_path,
+        timeout=550,
+    )
+    (folder,) = tmp_path.glob("results/s/*-*")
+    printed = (folder / "logs/rank.0/stdout").read_text()
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [record for record in records if record["type"] == "evaluation"]
+    printed_evaluations = re.findall(r"step (\d+) examples (\d+) accuracy (\S+)", printed)
+    assert len(evaluations) >= 2
+    for record, (steps, examples, accuracy) in zip(evaluations, printed_evaluations, strict=True):
+        assert (record["num_steps"], f"{record['test_accuracy']:.4f}") == (int(steps), accuracy)
+        # Within an epoch, all ranks count as rank 0, whose share of the data may be one smaller.
+        assert abs(record["num_examples"] - int(examples)) < workers * record["epoch"]
+    (total,) = re.findall(r"total steps (\d+) examples (\d+) seconds (\S+)", printed)
+    epochs = [record for record in records if record["type"] == "epoch"]
+    seconds = sum(epoch["train_seconds"] for epoch in epochs)
+    num_examples = sum(epoch["images_per_second"] * epoch["train_seconds"] for epoch in epochs)
+    assert len(epochs) == 6
+    assert sum(epoch["num_steps"] for epoch in epochs) == int(total[0])
+    assert abs(num_examples - int(total[1])) < 6 * workers
+    assert seconds == pytest.approx(float(total[2]), rel=0.03)
+    start = next(record for record in records if record["type"] == "start")
+    assert (start["num_train"], start["software"]["interpreter"]) == (1437, str(python))
+    ended = json.loads((folder / "summary.json").read_text())
+    assert (ended["status"], f"{ended['test_accuracy']:.4f}") == ("completed", accuracy)
