@@ -64,7 +64,7 @@ class Cifar10Config(ImageConfig):
     root: PathName
     download: bool
 
-    builds: ClassVar[str] = "bsweep.data.cifar10"
+    builds: ClassVar[str] = "bsweep.data.torchvision"
     needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
     of_no_example: ClassVar[tuple[str, ...]] = (

@@ -1,20 +1,30 @@
-"""The data sets for classification that bsweep takes from torchvision."""
+"""The data sets for classification that bsweep takes from torchvision, CIFAR-10 (Krizhevsky 2009)
+among them.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import http.client
+import socket
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsweep.config.data import TorchvisionConfig
+from bsweep.config.data import Cifar10Config, TorchvisionConfig
 from bsweep.data.cache import cached, cached_info
-from bsweep.data.cifar10 import DOWNLOAD_ERRORS, PATIENCE_SECONDS, patience
 from bsweep.data.info import DataInfo
 from bsweep.data.pictures import Unfit
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bsweep.data.dataset import Dataset
 
+_PATIENCE_SECONDS = 30.0
+_DOWNLOAD_ERRORS = (RuntimeError, OSError, EOFError, tarfile.TarError, http.client.HTTPException)
 _BY_FLAG: tuple[dict[str, Any], dict[str, Any]] = ({"train": True}, {"train": False})
 
 # The arguments that select a data set's training and its test part. Most data sets take these.
@@ -28,19 +38,20 @@ _SPLITS = {
 }
 
 
-def info(config: TorchvisionConfig) -> DataInfo:
+def info(config: Cifar10Config | TorchvisionConfig) -> DataInfo:
     """Return the numbers of training and test images of a torchvision data set, their shape and
     their classes.
     """
     return cached_info(_name(config), lambda: _from_torchvision(config))
 
 
-def load(config: TorchvisionConfig) -> Dataset:
+def load(config: Cifar10Config | TorchvisionConfig) -> Dataset:
     """Return a torchvision data set from the cache or, if the cache does not have it, from the
     folder `root`.
 
-    If it is not in `root` either and `download` is set, download it to `root`. torchvision does not
-    check all files that it finds, so each root has its own data in the cache.
+    If it is not in `root` either and `download` is set, download it to `root`. torchvision checks
+    the md5 of each file of CIFAR-10, so that its cached data are the same for every root. It does
+    not check all files of other data sets, so there each root has its own data in the cache.
 
     Raises:
         ValueError: If the data set is neither in the cache nor in `root`, and is not downloaded; or
@@ -56,40 +67,63 @@ def splits(dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return _SPLITS.get(dataset, _BY_NAME)
 
 
-def _name(config: TorchvisionConfig) -> str:
-    """Return the name under which the cache keeps a torchvision data set."""
+def _name(config: Cifar10Config | TorchvisionConfig) -> str:
+    """Return the name under which the cache keeps a data set."""
+    if isinstance(config, Cifar10Config):
+        return "cifar10-1"
     root = str(Path(config.root).expanduser().absolute())
     key = hashlib.sha256(f"2 {root} {config.side}".encode()).hexdigest()[:16]
     return f"torchvision-{config.dataset}-{key}"
 
 
-def _from_torchvision(config: TorchvisionConfig) -> Dataset:
+def _from_torchvision(config: Cifar10Config | TorchvisionConfig) -> Dataset:
     # Imported here because a launched worker should not wait for it.
-    from bsweep.core.torchvision_shim import (
-        import_torchvision,
-    )
+    from bsweep.core.torchvision_shim import import_torchvision
+    from bsweep.data import examples
+    from bsweep.data.dataset import from_images
 
-    kind = getattr(import_torchvision().datasets, config.dataset)
-    from bsweep.data import examples  # imports torch
-
+    dataset = config.dataset if isinstance(config, TorchvisionConfig) else "CIFAR10"
+    kind = getattr(import_torchvision().datasets, dataset)
     root = Path(config.root).expanduser()
     try:
-        with patience(PATIENCE_SECONDS):
-            train, test = (
-                kind(root, download=config.download, **split) for split in splits(config.dataset)
-            )
-    except DOWNLOAD_ERRORS as error:
+        with _patience():
+            train, test = (kind(root, download=config.download, **part) for part in splits(dataset))
+    except _DOWNLOAD_ERRORS as error:
         why_not_downloaded = (
             "it could not be downloaded" if config.download else "data.download=false"
         )
+        source = f", from {kind.url}" if hasattr(kind, "url") else ""
         raise ValueError(
-            f"data.root={config.root}: no intact {config.dataset} is there, and "
-            f"{why_not_downloaded} ({type(error).__name__}: {error}). Put the files there that "
-            f"torchvision.datasets.{config.dataset} expects, or run on data=digits, which needs no "
-            "download."
+            f"data.root={config.root}: no intact {dataset} is there, and {why_not_downloaded} "
+            f"({type(error).__name__}: {error}). Put the files there that torchvision.datasets."
+            f"{dataset} expects{source}, or run on data=digits, which needs no download, or on "
+            "your own images with data=imagefolder data.root=DIR."
         ) from error
+    if isinstance(config, Cifar10Config):
+        return from_images(_tensors(train), _tensors(test), train.classes)
     try:
         return examples.collected(train, test, config.side)
     except Unfit as problem:
         remedy = " data.side=SIDE scales all images to one size." if config.side is None else ""
-        raise ValueError(f"data.dataset={config.dataset}: {problem}{remedy}") from None
+        raise ValueError(f"data.dataset={dataset}: {problem}{remedy}") from None
+
+
+def _tensors(part: Any) -> tuple[Tensor, Tensor]:
+    import torch
+
+    images = torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous()
+    return images, torch.tensor(part.targets)
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """Limit how many seconds a download inside the `with` block may wait for the next bytes.
+
+    Without a limit torchvision would wait for ever behind some firewalls.
+    """
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_PATIENCE_SECONDS)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
