@@ -34,9 +34,9 @@ class ResNet18Config(ModelConfig):
     name: Literal["resnet18"]
     stem: Literal["imagenet", "cifar"]
 
-    builds: ClassVar[str] = "bsweep.models.resnet18:build"
+    builds: ClassVar[str] = "bsweep.models.zoo:build_resnet18"
     block_names: ClassVar[tuple[str, ...]] = ("layer*",)
-    pieces: ClassVar[str] = "bsweep.models.resnet18:pieces"
+    pieces: ClassVar[str] = "bsweep.models.zoo:pieces_of_resnet18"
     has_batchnorm: ClassVar[bool] = True
     casts_images_first: ClassVar[bool] = True
 
@@ -46,10 +46,10 @@ class VGG16Config(ModelConfig):
     name: Literal["vgg16"]
     dropout: Fraction
 
-    builds: ClassVar[str] = "bsweep.models.vgg16:build"
+    builds: ClassVar[str] = "bsweep.models.zoo:build_vgg16"
     block_names: ClassVar[tuple[str, ...]] = ("features", "classifier.*")
-    tensor_plan: ClassVar[str] = "bsweep.models.vgg16:tensor_plan"
-    pieces: ClassVar[str] = "bsweep.models.vgg16:pieces"
+    tensor_plan: ClassVar[str] = "bsweep.models.zoo:tensor_plan_of_vgg16"
+    pieces: ClassVar[str] = "bsweep.models.zoo:pieces_of_vgg16"
     casts_images_first: ClassVar[bool] = True
 
     @property
@@ -67,8 +67,8 @@ class TinyCNNConfig(ModelConfig):
     name: Literal["tiny_cnn"]
     width: Width
 
-    builds: ClassVar[str] = "bsweep.models.tiny_cnn:build"
-    pieces: ClassVar[str] = "bsweep.models.tiny_cnn:pieces"
+    builds: ClassVar[str] = "bsweep.models.zoo:build_tiny_cnn"
+    pieces: ClassVar[str] = "bsweep.models.zoo:pieces_of_tiny_cnn"
     casts_images_first: ClassVar[bool] = True
 
 
@@ -172,7 +172,7 @@ def _sha256_of_weights(path: Path) -> str:
 class TimmConfig(LibraryConfig):
     name: Literal["timm"]
 
-    builds: ClassVar[str] = "bsweep.models.timm:build"
+    builds: ClassVar[str] = "bsweep.models.library:build_timm"
     needs: ClassVar[tuple[str, ...]] = ("timm",)
     given: ClassVar[tuple[str, ...]] = ("pretrained", "num_classes", "in_chans", "checkpoint_path")
 
@@ -181,7 +181,7 @@ class TimmConfig(LibraryConfig):
 class TorchvisionModelConfig(LibraryConfig):
     name: Literal["torchvision"]
 
-    builds: ClassVar[str] = "bsweep.models.torchvision:build"
+    builds: ClassVar[str] = "bsweep.models.library:build_torchvision"
     given: ClassVar[tuple[str, ...]] = ("weights", "num_classes", "weights_backbone")
 
 

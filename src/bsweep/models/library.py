@@ -1,5 +1,6 @@
-"""Checks that a model library such as timm has the chosen architecture, and that the model takes
-the user's options and images.
+"""The models of the libraries timm and torchvision, built with newly initialised weights, and
+checked: that the library has the architecture, and that the model takes the user's options and
+images.
 """
 
 from __future__ import annotations
@@ -11,11 +12,47 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from bsweep.config.models import LibraryConfig
+from bsweep.config.models import LibraryConfig, TimmConfig, TorchvisionModelConfig
 from bsweep.config.values import ConfigError, did_you_mean
+from bsweep.core.torchvision_shim import import_torchvision
 
 
-def refuse_unknown(config: LibraryConfig, known: Sequence[str]) -> None:
+def build_timm(config: TimmConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
+    import_torchvision()  # timm imports it
+    import timm
+
+    _refuse_unknown(config, timm.list_models())
+    with _refused(config, shape):
+        model = timm.create_model(
+            config.architecture,
+            pretrained=False,
+            num_classes=num_classes,
+            in_chans=shape[0],
+            **config.options,
+        )
+        return _tried(model, num_classes, shape)
+
+
+def build_torchvision(
+    config: TorchvisionModelConfig, *, num_classes: int, shape: tuple[int, ...]
+) -> nn.Module:
+    import_torchvision()
+    from torchvision import models
+
+    _refuse_unknown(config, models.list_models(module=models))
+    if shape[0] != 3:
+        raise ConfigError(
+            f"model=torchvision takes images of 3 channels, but these have {shape[0]}: use "
+            "model=timm, most of whose models take other numbers, or other data."
+        )
+    with _refused(config, shape):
+        model = models.get_model(
+            config.architecture, weights=None, num_classes=num_classes, **config.options
+        )
+        return _tried(model, num_classes, shape)
+
+
+def _refuse_unknown(config: LibraryConfig, known: Sequence[str]) -> None:
     if config.architecture not in known:
         near = did_you_mean(config.architecture, known)
         raise ConfigError(
@@ -24,7 +61,7 @@ def refuse_unknown(config: LibraryConfig, known: Sequence[str]) -> None:
 
 
 @contextmanager
-def refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
+def _refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
     """Turn an error of a model library inside the `with` block into a ConfigError that names the
     architecture, its options and the shape of the images.
 
@@ -52,7 +89,7 @@ class _Unfit(ValueError):
     """
 
 
-def tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
+def _tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
     """Return a model unchanged, after a check that it maps images of `shape` to logits if it is on
     torch's meta device.
 
