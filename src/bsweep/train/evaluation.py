@@ -144,7 +144,8 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     dataset, num_shares = job.dataset, job.config.data_parallel_size
     mine = plan.even_part(torch.arange(len(part)), job.strategy.replica, num_shares)
     tokens = dataset.tokens_per_example
-    at_once = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
+    fits = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
+    at_once = max(fits, job.config.examples_per_pass)
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     # With some strategies workers exchange in every forward pass, so all make equally many.
     longest = -(-len(part) // num_shares) if job.strategy.passes_together else len(mine)
@@ -175,8 +176,8 @@ def _outputs(job: Job, inputs: Tensor) -> Any:
     return job.model(inputs)
 
 
-# The most images or tokens in one forward pass, unless a single example has more tokens; they bound
-# the memory of activations and logits.
+# The most images or tokens in one forward pass, unless a pass of training has more; they bound the
+# memory of activations and logits.
 _EVALUATION_IMAGES = 500
 _EVALUATION_TOKENS = 4096
 
