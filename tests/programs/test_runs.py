@@ -350,7 +350,8 @@ def test_the_worker_that_failed_first_is_named_with_its_log(tmp_path: Path) -> N
 
 def test_nothing_of_a_program_outlives_its_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import os, time, bsweep\n"
+        "import os, signal, time, bsweep\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"  # as TensorFlow does
         "run = bsweep.join(num_train=8)\n"
         "open('pid', 'w').write(str(os.getpid()))\n"
         "time.sleep(600)\n"

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +40,7 @@ from bsweep.train.worker import do_nothing, enter
 
 _POLL_SECONDS = 0.1
 _QUOTED_LINES = 15
+_GRACE_SECONDS = 5.0
 _LOST = re.compile(r"(closed|reset) by peer|Broken pipe|HorovodInternalError|EOFError")
 _LEFT = "an earlier process of this run still works; start the same sweep again later"
 
@@ -339,15 +340,21 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is not None:
         return
     command = psutil.Process(child.pid)
-    processes = [command, *command.children(recursive=True)]
+    _end_all([command, *command.children(recursive=True)], _GRACE_SECONDS)
+    child.wait()
+
+
+def _end_all(processes: Sequence[psutil.Process], seconds: float) -> None:
+    """Ask processes to end, and kill those that have not ended in time: TensorFlow goes on after
+    SIGTERM.
+    """
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # it ended by itself meanwhile
             process.terminate()
-    _, left = psutil.wait_procs(processes, timeout=5)
+    _, left = psutil.wait_procs(processes, timeout=seconds)
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    child.wait()
 
 
 def _error(
@@ -385,10 +392,11 @@ def _work(config: RunConfig, paths: RunPaths, place: Place) -> None:
 def _leave(number: int, frame: object) -> NoReturn:
     """End the command, and then this process by the same signal."""
     with suppress(OSError):  # of SIGKILL
+        signal.signal(number, signal.SIG_IGN)  # launchers repeat it
+    # The launcher may kill this process 5 s after its signal.
+    _end_all(psutil.Process().children(recursive=True), _GRACE_SECONDS / 2)
+    with suppress(OSError):
         signal.signal(number, signal.SIG_DFL)
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            child.terminate()
     os.kill(os.getpid(), number)
     raise SystemExit(1)
 
