@@ -161,6 +161,7 @@ TABLE = (
         (ROWS.encode("utf-16"), CURVES, "the file is UTF-16"),
         (ROWS.encode("utf-16-le"), CURVES, "the file is UTF-16"),
         (ROWS.replace("a,1", "caf\xe9,1").encode("latin-1"), CURVES, "the file is not UTF-8"),
+        ('{"run": "a", "s": 1, "s": 2}', (), "runs.jsonl:1: the line is not JSON (two values are"),
     ],
 )
 def test_bad_input_is_named_and_nothing_written(
@@ -170,7 +171,7 @@ def test_bad_input_is_named_and_nothing_written(
     words: tuple[str, ...],
     said: str,
 ) -> None:
-    source = tmp_path / "runs.csv"
+    source = tmp_path / ("runs.jsonl" if rows[:1] == "{" else "runs.csv")
     source.write_bytes(rows if isinstance(rows, bytes) else rows.encode())
     where = [str(source), "--study", str(tmp_path / "mine")]
     assert import_runs.run([*where, *SAYS_SIZE, *words]) == 2
