@@ -86,7 +86,7 @@ def decisions(job: Job, name: str) -> Program:
     )
     noise = batching.GradientNoise(squared_norm=1.0, trace=float(SIZE), num_samples=100)
     sums = torch.tensor([SIZE, 0.0, SIZE], dtype=torch.float64)
-    seen = batching.Seen(
+    seen = batching.RoundStats(
         0.5, (), sums, lambda own: own.unsqueeze(0), noise, 50_000, 0.1, lambda: [0.1] * 200
     )
     return lambda: policy.observe(seen)

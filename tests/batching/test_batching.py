@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bsweep import batching
-from bsweep.batching import GradientNoise, Policy, Seen
+from bsweep.batching import GradientNoise, Policy, RoundStats
 from bsweep.config.parsing import conf_dir
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError
@@ -170,13 +170,13 @@ def test_the_batch_grows_instead_of_the_rate_falling_up_to_a_bound() -> None:
     )
 
 
-def seen_at(epochs_done: float, **more: Any) -> Seen:
+def seen_at(epochs_done: float, **more: Any) -> RoundStats:
     """What a lone worker sees where a step ends."""
     lone: dict[str, Any] = {"rounds": (), "sums": torch.zeros(3)}
-    return Seen(epochs_done, gather=lambda values: values.unsqueeze(0), **lone | more)
+    return RoundStats(epochs_done, gather=lambda values: values.unsqueeze(0), **lone | more)
 
 
-def batches(policy: Policy, *seen: Seen) -> list[int]:
+def batches(policy: Policy, *seen: RoundStats) -> list[int]:
     """The global batch after each look."""
     found = []
     for one in seen:

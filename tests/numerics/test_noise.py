@@ -402,7 +402,7 @@ def test_a_strategy_that_lets_one_worker_step_for_all_is_told() -> None:
         Vector(nn.Linear(4, 3)),
         SGD([nn.Parameter(torch.zeros(1))], lr=0.1),
         replica=1,
-        loss_scale=1.0,
+        gradient_weight=1.0,
         in_passes=False,
     )
     shares = (plan.Share(8, 1, num_passes=1), plan.Share(8, 1, num_passes=1))

@@ -36,9 +36,9 @@ from bsweep.strategies.server import Server, encode_layout
 from bsweep.strategies.server_links import (
     Inbox,
     Kind,
+    LocalLink,
     Request,
     ToRemoteWorker,
-    Within,
 )
 from tests.strategies.test_sharding import SHARDINGS
 from tests.support.one_server_run import Case, gradient, learning_rate, make_vector
@@ -251,7 +251,7 @@ def wait_for(condition: Callable[[], bool], timeout: float = 120) -> None:
         time.sleep(0.1)
 
 
-class Travelling(Within):
+class Travelling(LocalLink):
     """A link whose payloads come at once to where the server wants them."""
 
     travels = True
@@ -270,8 +270,8 @@ def serving(
     parameters: Tensor,
     slices: Sequence[Slice],
     number: int = 0,
-    kind: type[Within] = Within,
-) -> Iterator[list[Within]]:
+    kind: type[LocalLink] = LocalLink,
+) -> Iterator[list[LocalLink]]:
     """The links to a server that runs in a thread, and has been given its parameters."""
     inbox: Inbox = queue.SimpleQueue()
     links = [kind(worker, inbox) for worker in range(config.num_workers)]
@@ -295,7 +295,7 @@ def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path
     config, vector = configure("num_workers=2", *stale, *PLAIN), make_vector()
     answer = torch.zeros_like(vector.parameters)
 
-    def push(link: Within, clock: int) -> None:
+    def push(link: LocalLink, clock: int) -> None:
         link.ask(Request(Kind.PUSH, clock, learning_rate=1.0), torch.ones_like(answer), answer)
 
     with serving(config, tmp_path, vector.parameters, vector.slices) as (fast, slow):

@@ -35,7 +35,7 @@ from bsweep.runlog.reading import read_records
 from bsweep.strategies import Staged
 from bsweep.train import loop, step, worker
 from bsweep.train import warm_up as warm_up_module
-from bsweep.train.checkpointing import _GO_ON, _SAVE, Keeper
+from bsweep.train.checkpointing import _GO_ON, _SAVE, CheckpointSchedule
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 from tests.support import policies
@@ -144,20 +144,20 @@ def break_off(folder: Path, saved_after: int, broken_after: int, **job: Any) -> 
     """Train, save after a round, and end after a later one as by a kill; the next who trains there
     goes on.
     """
-    plain = Keeper._agreed_wish
+    plain = CheckpointSchedule._agreed_wish
 
-    def wish(self: Keeper, ends_epoch: bool) -> int:
+    def wish(self: CheckpointSchedule, ends_epoch: bool) -> int:
         rounds.append(1)
         if len(rounds) == broken_after:
             raise Stopped("as by a kill")
         return _SAVE if len(rounds) == saved_after else _GO_ON
 
     rounds: list[int] = []
-    Keeper._agreed_wish = wish  # type: ignore[method-assign]
+    CheckpointSchedule._agreed_wish = wish  # type: ignore[method-assign]
     with suppress(Stopped):
         # A server is not interrupted.
         assert run(folder, **job) is None, f"the run was over before its round {broken_after}"
-    Keeper._agreed_wish = plain  # type: ignore[method-assign]
+    CheckpointSchedule._agreed_wish = plain  # type: ignore[method-assign]
     paths = RunPaths(folder)
     if Place.from_environment().rank == 0:
         (saved,) = checkpoints(paths)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from bsweep import batching
-from bsweep.batching import GradientNoise, Policy, Seen
+from bsweep.batching import GradientNoise, Policy, RoundStats
 from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share, global_batch
 from bsweep.runlog.records import Event
@@ -33,7 +33,7 @@ class ByRound(Policy):
         factor = 2 if self.rounds_seen % 3 == 2 else 1
         return self.of_batches([batch * factor for batch in self.config.local_batches])
 
-    def observe(self, seen: Seen) -> Sequence[Event]:
+    def observe(self, seen: RoundStats) -> Sequence[Event]:
         self.rounds_seen += len(seen.rounds)
         return ()
 
@@ -50,7 +50,7 @@ class Listening(Policy):
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
         return self.of_batches(self.config.local_batches)
 
-    def observe(self, seen: Seen) -> Sequence[Event]:
+    def observe(self, seen: RoundStats) -> Sequence[Event]:
         noise = seen.noise
         known = [noise.squared_norm, noise.trace, noise.num_samples] if noise else None
         return [Event(event="noise", message=json.dumps(known))]
@@ -90,7 +90,7 @@ def identified(config: RunConfig) -> Policy:
     policy = _build(config)
     observe = policy.observe
 
-    def observed(seen: Seen) -> Sequence[Event]:
+    def observed(seen: RoundStats) -> Sequence[Event]:
         noise = seen.noise
         sure = noise and GradientNoise(abs(noise.squared_norm), abs(noise.trace), noise.num_samples)
         return observe(replace(seen, noise=sure))
@@ -106,7 +106,7 @@ def timed(config: RunConfig) -> Policy:
     policy = identified(config)
     observe = policy.observe
 
-    def observed(seen: Seen) -> Sequence[Event]:
+    def observed(seen: RoundStats) -> Sequence[Event]:
         seconds = [0.02 + 0.001 * global_batch(policy.shares(seen.epochs_done))] * len(
             seen.step_seconds()
         )

@@ -17,7 +17,7 @@ from bsweep.config.parsing import conf_dir
 from bsweep.numerics.clock import StepClock
 from bsweep.runlog.files import RunPaths
 from bsweep.train import checkpointing
-from bsweep.train.checkpointing import Keeper
+from bsweep.train.checkpointing import CheckpointSchedule
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
@@ -224,9 +224,9 @@ def test_a_cursor_goes_on_from_what_it_shared() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("save_seconds", [0.01, 0.5, 7.0])
-@pytest.mark.parametrize("is_together", [True, False])
+@pytest.mark.parametrize("synchronised_now", [True, False])
 def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, save_seconds: float, is_together: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, save_seconds: float, synchronised_now: bool
 ) -> None:
     """On a clock of its own: steps of 50 ms for hours, of a model of 40 MB."""
     now, saved, asked = [0.0], [], []
@@ -243,14 +243,20 @@ def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
         checkpointing, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time)
     )
     monkeypatch.setattr(checkpointing, "save", save)
-    strategy = SimpleNamespace(is_together=is_together, saves_within_epochs=True, gather=gather)
+    strategy = SimpleNamespace(
+        synchronised_now=synchronised_now, saves_within_epochs=True, gather=gather
+    )
     fields = {
         "config": SimpleNamespace(checkpoint_every="auto"),
         "vector": SimpleNamespace(num_bytes=40_000_000),
     }
     paths, cpu = RunPaths(tmp_path), torch.device("cpu")
     job = SimpleNamespace(**fields, strategy=strategy, paths=paths, heartbeat=lambda: None)
-    keeper, cursor, clock = Keeper(cast(Job, job)), Cursor.of(cpu, 10), StepClock(cpu, [])
+    keeper, cursor, clock = (
+        CheckpointSchedule(cast(Job, job)),
+        Cursor.of(cpu, 10),
+        StepClock(cpu, []),
+    )
     while now[0] < 10_000:
         now[0] += 0.05
         cursor.checkpoint_seconds += keeper.after_round(cursor, clock)
@@ -259,4 +265,4 @@ def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
     assert cursor.checkpoint_seconds == pytest.approx(len(saved) * save_seconds)
     assert saved
     assert cursor.checkpoint_seconds < 0.01 * now[0]
-    assert len(asked) <= now[0] * (1.1 if is_together else 0.002)
+    assert len(asked) <= now[0] * (1.1 if synchronised_now else 0.002)

@@ -235,7 +235,7 @@ def _may_tell_energy(config: RunConfig) -> bool:
 
 def _problems(config: RunConfig) -> list[str]:
     found = []
-    if not config.strategy.can.in_step:
+    if not config.strategy.can.lockstep:
         found.append(
             f"strategy={config.strategy.name}: its workers do not take every step together, but "
             "the formula S_min + E_min / B counts steps that they take together. Use "

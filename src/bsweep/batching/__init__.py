@@ -1,8 +1,8 @@
 """Policies, which decide how many examples the next round takes; each policy has its own file.
 
-A policy takes what a round has shown (`Seen`: losses, gradient noise, seconds of steps). It returns
-each worker's share of the next round, and the events that record a change. All workers decide
-alike.
+A policy takes what a round has shown (`RoundStats`: losses, gradient noise, seconds of steps). It
+returns each worker's share of the next round, and the events that record a change. All workers
+decide alike.
 
 A policy must not know the training loop, the model or the strategy. It is given a function to
 gather what all workers have to agree on.
@@ -11,14 +11,14 @@ gather what all workers have to agree on.
 from __future__ import annotations
 
 from bsweep.batching.adascale import AdaScale
-from bsweep.batching.base import Policy, Seen
+from bsweep.batching.base import Policy, RoundStats
 from bsweep.config import own
 from bsweep.config.batching import OwnBatchingConfig
 from bsweep.config.card import resolve
 from bsweep.config.run import RunConfig
 from bsweep.numerics.noise_scale import GradientNoise
 
-__all__ = ["GradientNoise", "Policy", "Seen", "build"]
+__all__ = ["GradientNoise", "Policy", "RoundStats", "build"]
 
 
 def build(config: RunConfig) -> Policy:

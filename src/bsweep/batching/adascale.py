@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bsweep.batching.base import Policy, Seen
+from bsweep.batching.base import Policy, RoundStats
 from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share, global_batch
 from bsweep.numerics.noise_scale import GradientNoise
@@ -64,7 +64,7 @@ class AdaScale(Policy):
             return factor
         return factor * gain(self._noise, self._global_batch, self.config.optimizer.reference_batch)
 
-    def observe(self, seen: Seen) -> Sequence[Event]:
+    def observe(self, seen: RoundStats) -> Sequence[Event]:
         if seen.noise is not None and seen.noise.noise_scale is not None:
             self._noise = seen.noise
         return self._policy.observe(seen)

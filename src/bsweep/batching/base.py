@@ -20,7 +20,7 @@ from bsweep.runlog.records import Event, Round
 
 
 @dataclass(frozen=True)
-class Seen:
+class RoundStats:
     """The data about training that a batching policy may use at the end of a round."""
 
     epochs_done: float
@@ -121,7 +121,7 @@ class Policy(ABC):
         """
         return 1.0
 
-    def observe(self, seen: Seen) -> Sequence[Event]:
+    def observe(self, seen: RoundStats) -> Sequence[Event]:
         """Let the policy decide on the next batch at the end of a round, and return the events to
         record, such as a change of the batch.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bsweep.batching.base import Seen
+from bsweep.batching.base import RoundStats
 from bsweep.batching.changing import Decision, Measuring
 from bsweep.config.batching import CABSConfig
 from bsweep.config.run import RunConfig
@@ -21,7 +21,7 @@ class CABS(Measuring[CABSConfig]):
         super().__init__(config)
         self._loss: float | None = None  # a running mean over the steps after which it decided
 
-    def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
+    def look(self, seen: RoundStats, noise: GradientNoise) -> Decision | None:
         loss, _, labels = seen.gather(seen.sums.to("cpu")).sum(dim=0).tolist()
         latest = loss / labels
         self._loss = latest if self._loss is None else DECAY * self._loss + (1 - DECAY) * latest

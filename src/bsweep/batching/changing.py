@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from bsweep.batching.base import Policy, Seen
+from bsweep.batching.base import Policy, RoundStats
 from bsweep.config.batching import ChangingConfig, MeasuringConfig
 from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share
@@ -58,7 +58,7 @@ class Changing(Policy, Generic[Card]):
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
         return self._shares
 
-    def observe(self, seen: Seen) -> Sequence[Event]:
+    def observe(self, seen: RoundStats) -> Sequence[Event]:
         decision = self.decide(seen)
         if decision is None:
             return ()
@@ -78,7 +78,7 @@ class Changing(Policy, Generic[Card]):
         return (change,)
 
     @abstractmethod
-    def decide(self, seen: Seen) -> Decision | None:
+    def decide(self, seen: RoundStats) -> Decision | None:
         """Decide on the next global batch after a round; return None to keep the present batch.
 
         All workers must decide alike.
@@ -111,7 +111,7 @@ class Measuring(Changing[MeasuringCard]):
         super().__init__(config)
         self._rounds = 0  # since it last decided
 
-    def decide(self, seen: Seen) -> Decision | None:
+    def decide(self, seen: RoundStats) -> Decision | None:
         self._rounds += 1
         if self._rounds < self.card.every_steps or seen.noise is None:
             return None
@@ -119,7 +119,7 @@ class Measuring(Changing[MeasuringCard]):
         return self.look(seen, seen.noise)
 
     @abstractmethod
-    def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
+    def look(self, seen: RoundStats, noise: GradientNoise) -> Decision | None:
         """Decide on the next global batch by the measured gradient noise; return None to keep the
         present batch.
 

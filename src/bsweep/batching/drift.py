@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bsweep import allocation
-from bsweep.batching.base import Seen
+from bsweep.batching.base import RoundStats
 from bsweep.batching.fixed import Fixed
 from bsweep.config.allocation import AdaptiveConfig, NetworkAwareConfig
 from bsweep.config.run import RunConfig
@@ -42,7 +42,7 @@ class FollowDrift(Fixed):
         # One row for each round: the seconds of a step of each worker, then those of the exchange.
         self._seconds: list[Tensor] = []
 
-    def observe(self, seen: Seen) -> Sequence[Event]:
+    def observe(self, seen: RoundStats) -> Sequence[Event]:
         events = []
         for record in seen.rounds:
             if record.is_whole:  # an epoch's tail has few steps

@@ -19,7 +19,7 @@ import torch
 from scipy.optimize import least_squares
 from scipy.special import ndtr
 
-from bsweep.batching.base import Seen
+from bsweep.batching.base import RoundStats
 from bsweep.batching.changing import Decision, Measuring
 from bsweep.config.batching import GoodputConfig
 from bsweep.config.run import RunConfig
@@ -91,14 +91,14 @@ class Goodput(Measuring[GoodputConfig]):
         self._timings: dict[int, float] = {}
         self._num_alike = 0  # steps with the present batch
 
-    def decide(self, seen: Seen) -> Decision | None:
+    def decide(self, seen: RoundStats) -> Decision | None:
         self._num_alike += 1
         decision = super().decide(seen)
         if decision is not None:
             self._num_alike = 0
         return decision
 
-    def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
+    def look(self, seen: RoundStats, noise: GradientNoise) -> Decision | None:
         recent = self._recent(seen)
         if not recent:
             return None
@@ -126,7 +126,7 @@ class Goodput(Measuring[GoodputConfig]):
             return None
         return self._decision(best, scale, time, goodputs[best] / here)
 
-    def _recent(self, seen: Seen) -> Sequence[float]:
+    def _recent(self, seen: RoundStats) -> Sequence[float]:
         """Return the seconds of the latest steps in this epoch that took the present global batch,
         at most 1000 of them.
 

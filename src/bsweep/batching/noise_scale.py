@@ -7,14 +7,14 @@ possible number of steps and twice the least possible number of examples.
 
 from __future__ import annotations
 
-from bsweep.batching.base import Seen
+from bsweep.batching.base import RoundStats
 from bsweep.batching.changing import Decision, Measuring
 from bsweep.config.batching import NoiseScaleConfig
 from bsweep.numerics.noise_scale import GradientNoise
 
 
 class NoiseScale(Measuring[NoiseScaleConfig]):
-    def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
+    def look(self, seen: RoundStats, noise: GradientNoise) -> Decision | None:
         scale = noise.noise_scale
         if scale is None:
             return None

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 
-from bsweep.batching.base import Seen
+from bsweep.batching.base import RoundStats
 from bsweep.batching.changing import Decision, Measuring
 from bsweep.config.batching import NormTestConfig
 from bsweep.numerics.noise_scale import GradientNoise
 
 
 class NormTest(Measuring[NormTestConfig]):
-    def look(self, seen: Seen, noise: GradientNoise) -> Decision | None:
+    def look(self, seen: RoundStats, noise: GradientNoise) -> Decision | None:
         if noise.trace <= 0:
             return None
         # E|G_B|^2 = |G|^2 + tr(Sigma) / B, from running means: the norm of one step would decide by

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bsweep.batching.base import Seen
+from bsweep.batching.base import RoundStats
 from bsweep.batching.changing import Changing, Decision
 from bsweep.config.batching import RaiseInsteadOfDecayConfig
 from bsweep.config.run import RunConfig
@@ -27,7 +27,7 @@ class RaiseInsteadOfDecay(Changing[RaiseInsteadOfDecayConfig]):
         still_counted = self._passed(epochs_done) - self._milestones
         return self.global_batch / self.configured / self.config.optimizer.gamma**still_counted
 
-    def decide(self, seen: Seen) -> Decision:
+    def decide(self, seen: RoundStats) -> Decision:
         self._milestones = self._passed(seen.epochs_done)
         wanted = self.configured / self.config.optimizer.gamma**self._milestones
         reason = f"{self._milestones} milestone{'s are' if self._milestones != 1 else ' is'} passed"

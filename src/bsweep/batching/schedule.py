@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bsweep.batching.base import Seen
+from bsweep.batching.base import RoundStats
 from bsweep.batching.changing import Changing, Decision
 from bsweep.config.batching import ScheduleConfig
 from bsweep.config.run import RunConfig
@@ -33,7 +33,7 @@ class Schedule(Changing[ScheduleConfig]):
             -self._times * math.log(self.card.factor)
         )
 
-    def decide(self, seen: Seen) -> Decision:
+    def decide(self, seen: RoundStats) -> Decision:
         self._times = math.floor(seen.epochs_done / self.card.every_epochs + _ROUNDING)
         try:
             wanted = self.configured * self.card.factor**self._times

@@ -50,7 +50,7 @@ class Capabilities:
     compression.
     """
 
-    in_step: bool = True
+    lockstep: bool = True
     """True if all workers make each step together, from the same parameters."""
 
     takes_mean: bool = True

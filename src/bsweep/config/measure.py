@@ -34,7 +34,7 @@ class MeasureConfig(Schema):
         if point.optimizer.measures_noise:
             key = f"optimizer.lr_rule={point.optimizer.lr_rule}"
         can = point.strategy.can
-        if reason := can.why_no_noise if can.in_step else _NOT_IN_STEP:
+        if reason := can.why_no_noise if can.lockstep else _NOT_IN_STEP:
             yield f"{key} with strategy={point.strategy.name}: {reason}, or leave {key} out."
         if point.compression.builds:
             yield (

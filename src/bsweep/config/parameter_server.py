@@ -38,12 +38,12 @@ class ParameterServerConfig(StrategyConfig):
 
     @property
     def can(self) -> Capabilities:
-        in_step = self.consistency == "synchronous"
+        lockstep = self.consistency == "synchronous"
         apart = (
             f"with strategy.consistency={self.consistency} each worker has its own model until an "
             "epoch ends. Use strategy.consistency=synchronous"
         )
-        return replace(self.kind_can, in_step=in_step, why_apart="" if in_step else apart)
+        return replace(self.kind_can, lockstep=lockstep, why_apart="" if lockstep else apart)
 
     def num_shards(self, num_workers: int) -> int:
         return self.num_servers or max(1, num_workers // 2)

@@ -423,7 +423,7 @@ class PipeDreamConfig(StagedConfig):
     builds: ClassVar[str] = "bsweep.strategies.pipedream:PipeDream"
     kind_can: ClassVar[Capabilities] = replace(
         StagedConfig.kind_can,
-        in_step=False,
+        lockstep=False,
         why_no_noise=(
             "the stages are at different steps, so that no gradient of all stages belongs to one "
             "model. Use strategy=pipeline with strategy.replicas=2"

@@ -225,7 +225,7 @@ class LocalSGDConfig(StrategyConfig):
     algorithm: Algorithm
 
     builds: ClassVar[str] = "bsweep.strategies.local_sgd:LocalSGD"
-    kind_can: ClassVar[Capabilities] = Capabilities(launchers=("torchrun",), in_step=False)
+    kind_can: ClassVar[Capabilities] = Capabilities(launchers=("torchrun",), lockstep=False)
 
     @property
     def in_probe(self) -> AllReduceConfig:
@@ -285,7 +285,7 @@ class DiLoCoConfig(EitherConfig):
 
     builds: ClassVar[str] = "bsweep.strategies.diloco:DiLoCo"
     kind_can: ClassVar[Capabilities] = replace(
-        EitherConfig.kind_can, in_step=False, takes_local_steps=True
+        EitherConfig.kind_can, lockstep=False, takes_local_steps=True
     )
 
     @property

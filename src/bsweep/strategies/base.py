@@ -25,7 +25,7 @@ from bsweep.runlog.records import Round, Traffic
 
 
 @dataclass
-class Meter:
+class ExchangeLog:
     """A meter of the bytes, messages and seconds of one worker's exchanges, and of its codec.
 
     On a GPU it marks times by events, which only `read_clocks` waits for.
@@ -92,26 +92,27 @@ class Strategy(ABC):
 
     By default, the loop divides each worker's summed loss by the examples of all workers. So the
     plain sum of the workers' gradients is the gradient of the global mean, also for uneven shares.
+    Where libraries average instead (`ddp`, `sharded`, `deepspeed`), or each worker trains a model
+    of its own for a while (`local_sgd`), `gradient_weight` makes up for it.
 
     An ability that only some strategies have is a class of its own. These strategies inherit it,
     and the loop tests for it.
     """
 
-    in_step = True
+    lockstep = True
     """True if all workers synchronise at each step, False if workers may make steps between two
     synchronisations.
     """
 
-    loss_scale = 1.0
-    """The factor by which `loss_divisor` scales each worker's loss, unless a strategy overrides
-    that method.
+    gradient_weight = 1.0
+    """The weight of this worker's gradient, by which `loss_divisor` scales its loss, unless a
+    strategy overrides that method.
 
     It is 1 if the strategy sums gradients. It is `num_workers` if each worker's gradient must be as
-    large as that of the global mean, for example to be averaged. It is not the loss scale of fp16,
-    which is `Vector.scale`.
+    large as that of the global mean, for example to be averaged.
     """
 
-    passes_together = False
+    collective_forward = False
     """True if workers exchange in every forward pass, so that all must make equally many."""
 
     saves_model = False
@@ -147,14 +148,14 @@ class Strategy(ABC):
             place: This worker's rank, and the number of workers.
             paths: The files of the run's folder.
         """
-        self.meter = Meter()
+        self.meter = ExchangeLog()
         self.replicates = strategy.can.replicates
         self.rank, self.num_workers = place.rank, place.num_workers
         self.replica = place.rank
         """The index of this worker's share of each batch. Workers that hold parts of one replica of
         a model have the same.
         """
-        self.counts = True
+        self.reports_sums = True
         """True if this worker's sums of losses count. One worker of each replica has it."""
 
     def vector(self, model: nn.Module) -> Vector:
@@ -199,9 +200,9 @@ class Strategy(ABC):
             num_all: The examples of the round on all workers.
 
         Returns:
-            The divisor, by default `num_all` over `loss_scale`.
+            The divisor, by default `num_all` over `gradient_weight`.
         """
-        return num_all / self.loss_scale
+        return num_all / self.gradient_weight
 
     def rate_batch(self, shares: Sequence[Share]) -> float:
         """Return the number of examples per optimizer step from which the learning-rate rule
@@ -293,7 +294,7 @@ class Strategy(ABC):
         Returns:
             Bytes and seconds, the same on all workers.
         """
-        meter, self.meter = self.meter, Meter()
+        meter, self.meter = self.meter, ExchangeLog()
         meter.read_clocks()
         counts = [
             meter.sent_bytes,
@@ -316,13 +317,13 @@ class Strategy(ABC):
         )
 
     @property
-    def is_together(self) -> bool:
+    def synchronised_now(self) -> bool:
         """True if the workers synchronised at the end of the round that has just ended.
 
         It is the same on all workers, and is about rounds that do not end an epoch. If False, a
         gather would make workers wait for one another.
         """
-        return self.in_step
+        return self.lockstep
 
     def state(self) -> dict[str, Any]:
         """Return the part of the strategy's state that all workers share, for a checkpoint.
@@ -365,7 +366,7 @@ class Strategy(ABC):
         Args:
             state: The values of this worker from a checkpoint, by name.
         """
-        self.meter = Meter(**state["meter"])
+        self.meter = ExchangeLog(**state["meter"])
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Return the context manager that surrounds the forward passes of evaluations.
@@ -547,7 +548,7 @@ class Rounds(Strategy):
     It synchronises at the end of some or all rounds.
     """
 
-    in_step = False
+    lockstep = False
 
     is_finished = False
     """True if the run must end after this round, even if epochs are left to train."""

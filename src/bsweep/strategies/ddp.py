@@ -27,7 +27,7 @@ from bsweep.runlog import waits
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
-from bsweep.strategies.base import InBackward, Meter
+from bsweep.strategies.base import ExchangeLog, InBackward
 from bsweep.strategies.process_group import TorchStrategy
 
 # The attributes of PowerSGD's state that change from step to step, beside its random numbers (torch
@@ -50,7 +50,7 @@ class DDP(TorchStrategy, InBackward):
         super().__init__(config, strategy, place, paths)
         self._config = strategy
         self._powersgd = self._new_powersgd()
-        self.loss_scale = float(self.num_workers)  # DDP averages, other strategies sum
+        self.gradient_weight = float(self.num_workers)  # DDP averages, other strategies sum
 
     def wrap(self, model: nn.Module) -> nn.Module:
         # BatchNorm statistics are averaged before evaluations, as with every strategy, instead of
@@ -86,7 +86,7 @@ class DDP(TorchStrategy, InBackward):
         self._powersgd = self._new_powersgd()
 
     def traffic(self) -> Traffic:
-        meter, self.meter = self.meter, Meter()
+        meter, self.meter = self.meter, ExchangeLog()
         if self._config.hook == "powersgd" and self.num_workers > 1:
             return Traffic()
         return Traffic(sent_bytes=meter.sent_bytes, received_bytes=meter.received_bytes)
@@ -164,7 +164,7 @@ def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
 class InEachPass(InBackward):
     """A strategy whose workers exchange in each pass, because no worker can compute one alone."""
 
-    passes_together = True
+    collective_forward = True
 
     def before_last_pass(self) -> None:
         """Do nothing: the last pass is like the others."""

@@ -27,7 +27,7 @@ from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
-from bsweep.strategies.base import Meter
+from bsweep.strategies.base import ExchangeLog
 from bsweep.strategies.ddp import InEachPass, exchange_lost
 from bsweep.strategies.process_group import TorchStrategy
 
@@ -43,7 +43,7 @@ class DeepSpeed(TorchStrategy, InEachPass):
     ) -> None:
         super().__init__(config, strategy, place, paths)
         self._config = strategy
-        self.loss_scale = float(self.num_workers)  # DeepSpeed averages, other strategies sum
+        self.gradient_weight = float(self.num_workers)  # DeepSpeed averages, other strategies sum
         deepspeed.utils.logger.setLevel("WARNING")
         # It would compile a sum in shared memory for CPUs first, which takes minutes.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -120,7 +120,7 @@ class DeepSpeed(TorchStrategy, InEachPass):
         return loaded is not None
 
     def traffic(self) -> Traffic:
-        self.meter = Meter()
+        self.meter = ExchangeLog()
         return Traffic()  # the engine does not say what it sends
 
     def close(self) -> None:

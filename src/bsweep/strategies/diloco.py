@@ -35,7 +35,7 @@ from bsweep.numerics.vector import Anchor, Flat
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Round, Traffic
 from bsweep.strategies import clocks
-from bsweep.strategies.base import Meter, Rounds
+from bsweep.strategies.base import ExchangeLog, Rounds
 from bsweep.strategies.summing import Summing
 
 
@@ -70,7 +70,7 @@ class OfEpoch:
 
 
 class DiLoCo(Rounds):
-    is_together = True
+    synchronised_now = True
 
     def __init__(
         self, config: RunConfig, strategy: DiLoCoConfig, place: Place, paths: RunPaths
@@ -142,7 +142,7 @@ class DiLoCo(Rounds):
         return self._exchange.gather(values)
 
     def traffic(self) -> Traffic:
-        meter, self._exchange.meter = self._exchange.meter, Meter()
+        meter, self._exchange.meter = self._exchange.meter, ExchangeLog()
         counts = torch.tensor(
             [meter.sent_bytes, meter.received_bytes, meter.exchange_steps], dtype=torch.float64
         )

@@ -43,7 +43,7 @@ class Horovod(Summing, InBackward):
         self._operation = hvd.Adasum if strategy.op == "adasum" else hvd.Sum
         if strategy.op == "adasum":
             # Adasum combines local means, not shares of the global mean.
-            self.loss_scale = float(self.num_workers)
+            self.gradient_weight = float(self.num_workers)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer

@@ -19,7 +19,7 @@ from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
 from bsweep.numerics import optim
 from bsweep.runlog.files import RunPaths
-from bsweep.strategies.base import Meter, Rounds
+from bsweep.strategies.base import ExchangeLog, Rounds
 from bsweep.strategies.process_group import TorchStrategy
 
 
@@ -36,7 +36,7 @@ class LocalSGD(TorchStrategy, Rounds):
         self._config = strategy
         self._num_steps = 0
         self._has_met = True
-        self.loss_scale = float(self.num_workers)
+        self.gradient_weight = float(self.num_workers)
 
     def rate_batch(self, shares: Sequence[Share]) -> float:
         # An even part: a larger share already has a larger weight in the loss.
@@ -49,7 +49,7 @@ class LocalSGD(TorchStrategy, Rounds):
     def rehearse(self) -> None:
         optim.rehearse(self._optimizer)
         self.all_reduce(self._vector.gradients)
-        self.meter = Meter()
+        self.meter = ExchangeLog()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         warms_up = self._num_steps <= self._config.warmup_steps
@@ -58,7 +58,7 @@ class LocalSGD(TorchStrategy, Rounds):
             self._average()
 
     @property
-    def is_together(self) -> bool:
+    def synchronised_now(self) -> bool:
         return self._has_met
 
     def state(self) -> dict[str, Any]:

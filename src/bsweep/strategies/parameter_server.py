@@ -31,17 +31,17 @@ from bsweep.runlog.errors import WorkerLost, errors_reported
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
 from bsweep.strategies import sharding
-from bsweep.strategies.base import Meter, Rounds
+from bsweep.strategies.base import ExchangeLog, Rounds
 from bsweep.strategies.process_group import TorchStrategy, join
 from bsweep.strategies.server import Server, decode_load, encode_layout, report_size
 from bsweep.strategies.server_links import (
     Inbox,
     Kind,
+    LocalLink,
     Request,
     ToRemoteServer,
     ToRemoteWorker,
     ToServer,
-    Within,
 )
 
 _GOODBYE_SECONDS = 5
@@ -63,11 +63,11 @@ class ParameterServer(TorchStrategy, Rounds):
     ) -> None:
         super().__init__(config, strategy, place, paths)
         self._config, self._strategy = config, strategy
-        self.in_step = self._strategy.consistency == "synchronous"
+        self.lockstep = self._strategy.consistency == "synchronous"
         # Each push is an optimizer step of its own, with a worker's whole mean gradient. Its
         # learning rate is divided by the number of workers.
-        if not self.in_step:
-            self.loss_scale = float(self.num_workers)
+        if not self.lockstep:
+            self.gradient_weight = float(self.num_workers)
         lives_here = self._strategy.colocated and self.rank < config.num_shards
         self._colocated = _ColocatedServer(config, place, paths) if lives_here else None
         self._parts: list[_Part] = []
@@ -91,7 +91,9 @@ class ParameterServer(TorchStrategy, Rounds):
         with self.meter.exchange(self._vector.gradients):
             self._exchange(
                 Request(
-                    Kind.PUSH, self._clock, self._optimizer.param_groups[0]["lr"] / self.loss_scale
+                    Kind.PUSH,
+                    self._clock,
+                    self._optimizer.param_groups[0]["lr"] / self.gradient_weight,
                 )
             )
 
@@ -104,10 +106,10 @@ class ParameterServer(TorchStrategy, Rounds):
             for part in self._parts:
                 part.load_parameters()
         self._meet()  # nobody pushes before the parameters are loaded
-        self._clock, self._wait_seconds, self.meter = 0, 0.0, Meter()
+        self._clock, self._wait_seconds, self.meter = 0, 0.0, ExchangeLog()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
-        if ends_epoch and not self.in_step:
+        if ends_epoch and not self.lockstep:
             self._agree()
 
     def own_state(self) -> dict[str, Any]:
@@ -153,7 +155,7 @@ class ParameterServer(TorchStrategy, Rounds):
         an epoch. The rest of the time between its request and the last answer counts as the
         exchange.
         """
-        meter, self.meter = self.meter, Meter()
+        meter, self.meter = self.meter, ExchangeLog()
         meter.read_clocks()
         own = [meter.sent_bytes, meter.received_bytes, sum(meter.seconds), self._wait_seconds]
         self._wait_seconds = 0.0
@@ -313,7 +315,7 @@ class _ColocatedServer:
     def __init__(self, config: RunConfig, place: Place, paths: RunPaths) -> None:
         self._place, self._paths = place, paths
         inbox: Inbox = queue.SimpleQueue()
-        self.link = Within(place.rank, inbox)
+        self.link = LocalLink(place.rank, inbox)
         links = [
             self.link if worker == place.rank else ToRemoteWorker(worker, inbox)
             for worker in range(config.num_workers)

@@ -67,7 +67,7 @@ class _Batch:
 class PipeDream(Pipeline, Rounds):
     # For the loop: all workers are in the same step, with different batches. The card says False,
     # by which it means that they do not make the step from parameters of the same age.
-    in_step = True
+    lockstep = True
     saves_within_epochs = False
 
     def __init__(
@@ -87,7 +87,7 @@ class PipeDream(Pipeline, Rounds):
         self._begin_flow()
 
     @property
-    def is_together(self) -> bool:
+    def synchronised_now(self) -> bool:
         return False
 
     def _begin_flow(self) -> None:
@@ -148,10 +148,10 @@ class PipeDream(Pipeline, Rounds):
         counted = self._activations.counted()
         with self._times.computing(waited), self._versions.used(version), counted:
             outputs = self._modules[stage](inputs)
-            if self.counts:
+            if self.reports_sums:
                 outputs = loss(outputs, targets)
         one = _Pass(inputs, outputs)
-        if not self.counts:
+        if not self.reports_sums:
             one.sent = self._send(outputs.detach(), self._chain, self._part + 1)
             one.gradient = torch.empty_like(outputs)
             with worker_lost():

@@ -33,7 +33,7 @@ from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import starts
 from bsweep.runlog.records import StageLoad, Traffic
-from bsweep.strategies.base import Context, Meter, Sample, Staged
+from bsweep.strategies.base import Context, ExchangeLog, Sample, Staged
 from bsweep.strategies.collectives import Wire
 from bsweep.strategies.ddp import exchange_lost
 from bsweep.strategies.parts import InParts
@@ -73,7 +73,7 @@ class Pipeline(InParts, Staged):
         num_stages = strategy.num_stages(place.num_workers)
         self._owners = [strategy.part_of(s, place.num_workers) for s in range(num_stages)]
         self._own = [s for s, part in enumerate(self._owners) if part == self._part]
-        self.counts = self._owners[-1] == self._part
+        self.reports_sums = self._owners[-1] == self._part
         self._alike_wire = Wire(self._alike, self.replica, strategy.replicas)
         # Of what each stage sends to the next, for micro-batches of the configured size.
         self._message_seconds = [0.0] * num_stages
@@ -137,7 +137,7 @@ class Pipeline(InParts, Staged):
         schedule, stages = self._schedules[size]
         self._loss = loss
         first = (inputs,) if self._owners[0] == self._part else ()
-        more = {"target": targets} if self.counts else {}
+        more = {"target": targets} if self.reports_sums else {}
         counted = self._activations.counted() if is_new else nullcontext()
         with exchange_lost(), self._times.step(), counted:
             schedule.step(*first, return_outputs=False, **more)
@@ -197,7 +197,7 @@ class Pipeline(InParts, Staged):
                 x = self._modules[stage](x)
                 if stage in borders:
                     dist.send(x, group=self._chain, group_dst=self._owners[stage + 1])
-        return x if self.counts else None
+        return x if self.reports_sums else None
 
     def step(self) -> None:
         self._sum_gradients(self._vector.gradients)
@@ -240,7 +240,7 @@ class Pipeline(InParts, Staged):
         for size, (_, stages) in self._schedules.items():
             for timed in stages:
                 timed.expect(*self._seconds_of_messages(timed.stage_index, size))
-        self.meter = Meter()
+        self.meter = ExchangeLog()
         self._times.forget()
 
     def _seconds_of_messages(self, stage: int, size: int) -> tuple[float, float]:
@@ -282,7 +282,7 @@ class Pipeline(InParts, Staged):
         return values / self._config.replicas
 
     def traffic(self) -> Traffic:
-        meter, self.meter = self.meter, Meter()
+        meter, self.meter = self.meter, ExchangeLog()
         meter.read_clocks()
         times, peak = self._times, self._activations.peak_bytes
         times.read()

@@ -258,7 +258,7 @@ class ToRemoteWorker(ToWorker):
             self._inbox.put(error)
 
 
-class Within(ToServer, ToWorker):
+class LocalLink(ToServer, ToWorker):
     """Both ends of the connection between a worker and a server that runs in the worker's process.
 
     Nothing is sent: the server and the worker use each other's tensors.

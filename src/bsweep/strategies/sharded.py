@@ -32,7 +32,7 @@ class Sharded(Split):
     ) -> None:
         super().__init__(config, strategy, place, paths)
         self._config, self._card = strategy, config.model
-        self.loss_scale = float(self.num_workers)  # FSDP2 averages, other strategies sum
+        self.gradient_weight = float(self.num_workers)  # FSDP2 averages, other strategies sum
 
     def vector(self, model: nn.Module) -> ShardedVector:
         mesh = self.mesh(model)

@@ -24,7 +24,7 @@ from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
-from bsweep.strategies.base import Meter
+from bsweep.strategies.base import ExchangeLog
 from bsweep.strategies.ddp import InEachPass
 from bsweep.strategies.parts import InParts
 
@@ -73,5 +73,5 @@ class Split(InParts, InEachPass):
             return cast("dict[str, Tensor]", get_model_state_dict(model, options=whole))
 
     def traffic(self) -> Traffic:
-        meter, self.meter = self.meter, Meter()
+        meter, self.meter = self.meter, ExchangeLog()
         return Traffic(sent_bytes=meter.sent_bytes, received_bytes=meter.received_bytes)

@@ -19,7 +19,7 @@ from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.files import RunPaths
-from bsweep.strategies.base import Meter, Strategy
+from bsweep.strategies.base import ExchangeLog, Strategy
 
 
 class Summing(Strategy):
@@ -76,7 +76,7 @@ class Summing(Strategy):
     def rehearse(self) -> None:
         self.exchange()
         optim.rehearse(self._optimizer)
-        self.meter = Meter()
+        self.meter = ExchangeLog()
         self.build_codec()
 
     def own_state(self) -> dict[str, Any]:

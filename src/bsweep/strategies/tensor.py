@@ -23,7 +23,7 @@ from bsweep.models import plans
 from bsweep.numerics.sharded_vector import ShardedVector, of_layers
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
-from bsweep.strategies.base import Meter
+from bsweep.strategies.base import ExchangeLog
 from bsweep.strategies.collectives import Wire, native
 from bsweep.strategies.ddp import exchange_lost
 from bsweep.strategies.sent_bytes import SentBytes
@@ -37,7 +37,7 @@ class TensorParallel(Split):
         super().__init__(config, strategy, place, paths)
         self._config, self._card = strategy, config.model
         self.replica, part = divmod(place.rank, self.num_parts)
-        self.counts = part == 0
+        self.reports_sums = part == 0
         # What passes send, by the shape of their inputs, and what the optimizer sends for norms.
         self._sent: dict[torch.Size | None, SentBytes] = {}
         self._for_losses = ExitStack()
@@ -68,7 +68,7 @@ class TensorParallel(Split):
     def rehearse(self) -> None:
         self._sum_between_replicas(self._parts.gradients)
         super().rehearse()
-        self.meter = Meter()
+        self.meter = ExchangeLog()
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         whole = super().weights(model)

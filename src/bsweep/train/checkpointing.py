@@ -40,7 +40,7 @@ _BYTES_PER_SECOND = 100e6  # the assumed disk speed before the first checkpoint 
 _GO_ON, _SAVE, _STOP = range(3)
 
 
-class Keeper:
+class CheckpointSchedule:
     """The schedule by which the workers of a run save checkpoints, all of them after the same
     round.
 
@@ -96,8 +96,8 @@ class Keeper:
     def _agreed_wish(self, ends_epoch: bool) -> int:
         self._rounds += 1
         strategy = self._job.strategy
-        is_together = ends_epoch or strategy.is_together
-        if self._rounds < (self._rounds_together if is_together else self._rounds_apart):
+        synchronised_now = ends_epoch or strategy.synchronised_now
+        if self._rounds < (self._rounds_together if synchronised_now else self._rounds_apart):
             return _GO_ON
         now = time.monotonic()
         rate = self._rounds / max(1e-6, now - self._looked_at)

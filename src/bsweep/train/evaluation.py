@@ -48,7 +48,7 @@ def is_due(job: Job, cursor: Cursor) -> bool:
     there is an evaluation in any case.
     """
     every = job.config.evaluate_every_examples
-    if every is None or not job.strategy.is_together:
+    if every is None or not job.strategy.synchronised_now:
         return False
     return cursor.num_examples // every > cursor.evaluated_examples // every
 
@@ -148,11 +148,11 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     at_once = max(fits, job.config.examples_per_pass)
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     # With some strategies workers exchange in every forward pass, so all make equally many.
-    longest = -(-len(part) // num_shares) if job.strategy.passes_together else len(mine)
+    longest = -(-len(part) // num_shares) if job.strategy.collective_forward else len(mine)
     num_more = -(-longest // at_once) - -(-len(mine) // at_once)
     job.model.eval()
     # FSDP2 would keep tensors of the inference mode, in which no later pass can train.
-    no_gradients = torch.no_grad if job.strategy.passes_together else torch.inference_mode
+    no_gradients = torch.no_grad if job.strategy.collective_forward else torch.inference_mode
     # The memory limit is for training steps only.
     with memory.unlimited(), no_gradients(), job.strategy.evaluating():
         for examples, _ in part.batches(torch.zeros(num_more, dtype=torch.int64), 1):
@@ -166,7 +166,7 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
                 loss = job.objective.loss(outputs, targets)
                 totals += job.objective.score(loss, outputs, targets)
             job.heartbeat()
-    return totals if job.strategy.counts else torch.zeros_like(totals)
+    return totals if job.strategy.reports_sums else torch.zeros_like(totals)
 
 
 def _outputs(job: Job, inputs: Tensor) -> Any:

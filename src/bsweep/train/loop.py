@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from bsweep.batching import Seen
+from bsweep.batching import RoundStats
 from bsweep.core import energy, memory
 from bsweep.data import plan
 from bsweep.models import final_file
@@ -20,7 +20,7 @@ from bsweep.runlog.measured import NoiseScale
 from bsweep.runlog.records import End, Epoch, Event, Round, Step, WorkerMemory
 from bsweep.strategies import Rounds
 from bsweep.train import evaluation, graph_capture, step
-from bsweep.train.checkpointing import Keeper
+from bsweep.train.checkpointing import CheckpointSchedule
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 
@@ -34,7 +34,7 @@ def train(job: Job, cursor: Cursor | None) -> None:
     `bsweep.train.worker.train` says which exceptions this raises.
     """
     cursor = cursor or Cursor.of(job.device, len(job.dataset.train_labels))
-    keeper = Keeper(job)
+    keeper = CheckpointSchedule(job)
     # A run that stopped after its last round still needs the record of that epoch.
     while cursor.epoch <= job.config.epochs and not (
         _is_finished(job, cursor) and cursor.position == 0
@@ -74,7 +74,7 @@ def _keep_weights(job: Job) -> None:
         job.record(Event(event="warning", message=message))
 
 
-def train_epoch(job: Job, cursor: Cursor, keeper: Keeper) -> Epoch:
+def train_epoch(job: Job, cursor: Cursor, keeper: CheckpointSchedule) -> Epoch:
     """Train to the end of the current epoch or of the run, evaluate the model, and return the
     epoch's record.
     """
@@ -232,7 +232,7 @@ def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> 
     """
     rounds = _record_rounds(job)
     _record_noise(job, cursor)
-    seen = Seen(
+    seen = RoundStats(
         epochs_done=cursor.epochs_done(),
         rounds=tuple(rounds),
         sums=sums,
@@ -298,7 +298,7 @@ def _log_step(
     strategy, own = job.strategy, shares[job.strategy.replica].num_examples
     others = plan.round_size(shares) / own
     loss, _, labels = (
-        job.sums(cursor.recent) if strategy.in_step else (cursor.recent * others).tolist()
+        job.sums(cursor.recent) if strategy.lockstep else (cursor.recent * others).tolist()
     )
     cursor.totals += cursor.recent
     cursor.recent.zero_()
@@ -313,7 +313,7 @@ def _log_step(
             epochs_done=epochs_done,
         )
     )
-    if evaluation.finite(loss) is None and strategy.in_step:
+    if evaluation.finite(loss) is None and strategy.lockstep:
         _diverge(
             job,
             f"the training loss became {loss / labels} in epoch {cursor.epoch}, by step "

@@ -75,7 +75,7 @@ class NoiseMeter:
         optimizer: Optimizer,
         *,
         replica: int,
-        loss_scale: float,
+        gradient_weight: float,
         in_passes: bool,
     ) -> None:
         """Create a gradient noise meter, and let the optimizer call it before each of its steps.
@@ -84,13 +84,13 @@ class NoiseMeter:
             vector: The model's parameters and gradients.
             optimizer: The optimizer that updates the vector.
             replica: The index of this worker's share of each batch.
-            loss_scale: The strategy's factor on a worker's gradients before they are summed.
+            gradient_weight: The strategy's factor on a worker's gradients before they are summed.
             in_passes: The strategy exchanges gradients within the backward pass, and shows them to
                 `see_part` before that.
         """
         self._average = Average()
         self._vector, self._replica = vector, replica
-        self._loss_scale, self._in_passes = loss_scale, in_passes
+        self._gradient_weight, self._in_passes = gradient_weight, in_passes
         device = vector.gradients.device
         copies = [vector.num_copies(part) for part in vector.slices]
         # Workers of a replica that hold equal gradients of a tensor each add a part of its norm.
@@ -279,7 +279,7 @@ class NoiseMeter:
         their gradients.
         """
         scale = self._vector.scale
-        return self._loss_scale * scale.factor.double() if scale else self._loss_scale
+        return self._gradient_weight * scale.factor.double() if scale else self._gradient_weight
 
 
 def build(
@@ -296,7 +296,7 @@ def build(
     if not config.measures_noise:
         return None
     is_own = config.strategy.can.exchanges_in_passes is None
-    if is_own and (isinstance(strategy, InBackward) or not strategy.in_step):
+    if is_own and (isinstance(strategy, InBackward) or not strategy.lockstep):
         raise ValueError(
             "the gradient noise scale cannot be measured with a strategy of your own that "
             "synchronises in rounds or may exchange within the backward pass. The measurement "
@@ -308,7 +308,7 @@ def build(
         vector,
         optimizer,
         replica=strategy.replica,
-        loss_scale=strategy.loss_scale,
+        gradient_weight=strategy.gradient_weight,
         in_passes=in_passes,
     )
     if in_passes:

@@ -79,7 +79,7 @@ def compute_passes(
     """
     parts = [plan.even_part(part, i, num_passes) for i in range(num_passes)]
     filled = [indices for indices in parts if len(indices)]
-    made = parts if job.strategy.passes_together else filled or parts[:1]
+    made = parts if job.strategy.collective_forward else filled or parts[:1]
     num_labels = (
         job.strategy.loss_divisor(len(part), len(round_batch)) * job.inputs.labels_per_example
     )
@@ -114,7 +114,7 @@ def compute_passes(
             if job.noise:
                 job.noise.after_pass(len(examples))
         job.vector.collect_gradients()
-    if totals is None or not job.strategy.counts:
+    if totals is None or not job.strategy.reports_sums:
         return torch.zeros(3, dtype=torch.float64, device=job.device)
     return totals
 

@@ -280,7 +280,9 @@ def unsynchronised(study: Study, runs: pd.DataFrame) -> list[str]:
     A prediction refuses such runs.
     """
     in_rounds = runs["run_id"].isin(study.rounds["run_id"])
-    is_apart = pd.Series([not can.in_step for can in capabilities_of(runs)], runs.index, dtype=bool)
+    is_apart = pd.Series(
+        [not can.lockstep for can in capabilities_of(runs)], runs.index, dtype=bool
+    )
     return sorted(set(runs.loc[in_rounds | is_apart, "strategy"]))
 
 

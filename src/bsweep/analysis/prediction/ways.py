@@ -296,7 +296,7 @@ def differ_in_ways_alone(runs: pd.DataFrame) -> bool:
     others = [name for name in shown if str(name).partition(".")[0] in _OTHERS]
     if shown[others].astype(str).nunique().gt(1).any() or runs["strategy"].isin(_UNKNOWN).any():
         return False
-    if not all(can.in_step and can.takes_mean for can in capabilities_of(runs)):
+    if not all(can.lockstep and can.takes_mean for can in capabilities_of(runs)):
         return False
     strategies = {str(name): of.index for name, of in runs.groupby("strategy")}
     if len(strategies) == 1 and not any(map(_splits, strategies)):

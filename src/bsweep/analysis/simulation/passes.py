@@ -56,7 +56,7 @@ def graph_of(card: Any, num_workers: int, num_steps: int) -> Graph:
         num_workers: The number of all workers.
         num_steps: The number of steps.
     """
-    is_endless = not card.can.in_step
+    is_endless = not card.can.lockstep
     number_of = num_steps if is_endless else card.num_microbatches
     parts, stages = card.num_parts(num_workers), card.num_stages(num_workers)
     workers = [card.part_of(stage, num_workers) for stage in range(stages)]

@@ -319,7 +319,7 @@ def _(card: ParameterServerConfig, case: Case) -> Outcome:
     shares = servers.shares(card, number_of, case.constants)
     places = np.arange(number_of) + (0 if card.colocated else case.num_workers)
     asked = servers.pushes(case.num_workers, places, case.constants.parameter_bytes, shares)
-    if card.can.in_step:
+    if card.can.lockstep:
         return _then_exchange(case, [Round(asked, 2)])
     busy = case.busy(case.draw_of_step)
     push = servers.push_seconds(asked, case.network)
