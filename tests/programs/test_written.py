@@ -161,7 +161,7 @@ def test_a_field_that_never_comes_is_named(tmp_path: Path) -> None:
 def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
     written = Written(point(tmp_path, "csv:log.csv", "epochs=4", *NAMES), 2)
     write(tmp_path / "log.csv", "epoch,loss,acc", "2,2,0.5", "3,1,0.6")
-    assert [one["epoch"] for one in of("end_epoch", written.end())] == [3, 4]
+    assert [one["epoch"] for one in of("begin_epoch", written.end())] == [3, 4]
     again = Written(point(tmp_path, "csv:again.csv", "epochs=4", *NAMES), 2)
     write(tmp_path / "again.csv", "epoch,loss,acc", "0,2,0.5", "1,1,0.6")
     with pytest.raises(ValueError, match=r"epoch 0 is the first one.*resumes after 2 epochs"):

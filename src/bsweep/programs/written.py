@@ -53,8 +53,8 @@ class Written:
         parse = csv_rows if kind == "csv" else json_rows
         self._files = TextFiles(program.path / Path(place).expanduser(), parse)
         self._started_at = self._read_at = self._ended_at = time.time()
-        self._open: list[_Epoch] = []
-        self._last_label: float | None = None  # of the epochs that are reported
+        self._epoch: _Epoch | None = None  # to which rows may be added
+        self._last_label: float | None = None  # of the latest epoch
         self._num_done = num_done
         self._num_rows = 0
         self._seen: dict[str, None] = {}  # the names of all values
@@ -72,11 +72,21 @@ class Written:
         self._seen |= dict.fromkeys(name.removesuffix("%") for row in rows for name in row.values)
         wanted = {self._names[key].removesuffix("%") for key in _VALUES}
         rows = [row for row in rows if wanted & {name.removesuffix("%") for name in row.values}]
-        found = self._begin() if rows and not self._num_rows else []
-        found += self._put(rows)
-        for epoch in self._complete(is_last):
-            found += self._reports_of(epoch)
-        return found
+        reports = self._begin() if rows and not self._num_rows else []
+        labels = [self._label(row, number) for number, row in enumerate(rows, self._num_rows + 1)]
+        self._num_rows += len(rows)
+        for row, label, at in zip(rows, labels, self._times(labels, rows), strict=True):
+            if self._epoch is None or label != self._epoch.label:
+                reports += self._end_epoch()
+                self._begin_epoch(label, row.place)
+            self._add(row, at)
+        if is_last:
+            reports += self._end_epoch()
+        if len({*labels}) > 1 and not self._has("train_seconds") and not self._has("time"):
+            text = f"several epochs arrived at once in {self._place}, and share the time evenly"
+            remedy = "flush each row, or name a time by program.fields.time"
+            reports.append(_warning(f"{text}: {remedy}", "once"))
+        return reports
 
     def end(self) -> list[Report]:
         """Return the last reports, after the program ended without an error.
@@ -129,25 +139,6 @@ class Written:
         about: Report = {"num_train": None, "device": "unknown", "threads": None, "software": {}}
         return [{"kind": "ready", "seconds_ago": ago, **about}, _warning(text, "wall")]
 
-    def _put(self, rows: Sequence[Row]) -> list[Report]:
-        """Add the values of rows to their epochs; return a warning if their times are unknown."""
-        labels = [self._label(row, number) for number, row in enumerate(rows, self._num_rows + 1)]
-        different, read_at = list(dict.fromkeys(labels)), self._read_at
-        at_once = False
-        for label, row in zip(labels, rows, strict=True):
-            at = self._own_time(row)
-            if at is None:
-                share = (different.index(label) + 1) / len(different)
-                at = read_at + share * (row.time - read_at)
-                at_once = at_once or len(different) > 1
-            self._read_at = max(self._read_at, row.time)
-            self._add(label, row, at)
-        self._num_rows += len(rows)
-        if not at_once or self._has("train_seconds"):
-            return []
-        text = f"several epochs arrived at once in {self._place}, and share the time evenly"
-        return [_warning(f"{text}: flush each row, or name a time by program.fields.time", "once")]
-
     def _label(self, row: Row, number: int) -> float:
         """Return the number that the program gives to the epoch of a row."""
         if "epoch" not in self._named and not self._has("epoch"):
@@ -160,36 +151,58 @@ class Written:
             )
         return label
 
-    def _own_time(self, row: Row) -> float | None:
-        found = time_at(row, self._names["time"])
-        if found is None or found >= 1e8:
-            return found
-        return found + self._started_at  # it counts from the start
+    def _times(self, labels: Sequence[float], rows: Sequence[Row]) -> list[float]:
+        """Return the time of each row: its own or, if it has none, that at which it arrived. Epochs
+        that arrive at once share the time since the last ones.
+        """
+        epochs, read_at = list(dict.fromkeys(labels)), self._read_at
+        times = []
+        for label, row in zip(labels, rows, strict=True):
+            at = time_at(row, self._names["time"])
+            if at is None:
+                share = (epochs.index(label) + 1) / len(epochs)
+                at = read_at + share * (row.time - read_at)
+            elif at < 1e8:
+                at += self._started_at  # it counts from the start
+            times.append(at)
+            self._read_at = max(self._read_at, row.time)
+        return times
 
-    def _add(self, label: float, row: Row, at: float) -> None:
-        epoch = next((one for one in self._open if one.label == label), None)
-        if epoch is None:
-            if self._last_label is not None and label <= self._last_label:
-                self._refuse(label, row.place)
-            epoch = _Epoch(label, at)
-            self._open.append(epoch)
-        epoch.time = max(epoch.time, at)
+    def _begin_epoch(self, label: float, place: str) -> None:
+        """Begin the epoch of a row.
+
+        Raises:
+            ValueError: If it does not follow the one before.
+        """
+        first, before = self._first_done, self._last_label
+        if label not in ((first, first + 1) if before is None else (before + 1,)):
+            after = f"follows epoch {before:g}" if before is not None else "is the first one"
+            resumed = (
+                f" The run resumes after {first} epochs, from what the program saved in "
+                "{checkpoint_folder}."
+                if first
+                else ""
+            )
+            raise ValueError(
+                f"{place}: epoch {label:g} {after}: each epoch needs a record, and they count from "
+                f"0 or 1. Name the field with the epoch by program.fields.epoch.{resumed}"
+            )
+        self._epoch, self._last_label = _Epoch(label, self._ended_at), label
+
+    def _add(self, row: Row, at: float) -> None:
+        assert self._epoch
+        self._epoch.time = max(self._epoch.time, at)
         for key in _VALUES:
             number = number_at(row, self._names[key], key)
             if number is not None:
-                epoch.values[key] = number
+                self._epoch.values[key] = number
 
-    def _complete(self, is_last: bool) -> list[_Epoch]:
-        """Return the epochs to which nothing will be added, and forget them."""
-        self._open.sort(key=lambda epoch: epoch.label)
-        found = []
-        while self._open and (is_last or len(self._open) > 1):
-            found.append(self._open.pop(0))
-        return found
-
-    def _reports_of(self, epoch: _Epoch) -> list[Report]:
-        config, begun_at = self._config, self._ended_at
-        self._refuse_gap(epoch)
+    def _end_epoch(self) -> list[Report]:
+        """Return the reports on the epoch to which nothing will be added, if there is one."""
+        if self._epoch is None:
+            return []
+        config, epoch, begun_at = self._config, self._epoch, self._ended_at
+        self._epoch = None
         self._num_done += 1
         if self._num_done > config.epochs:
             raise ValueError(
@@ -197,46 +210,23 @@ class Written:
                 f"point has epochs={config.epochs}: pass {{epochs}} on in program.command, or "
                 "name the field with the epoch by program.fields.epoch"
             )
-        self._ended_at = max(begun_at, epoch.time)
+        self._ended_at = epoch.time
         seconds = epoch.values.get("train_seconds", self._ended_at - begun_at)
         num_train = getattr(config.data, "num_train", None)
         assert num_train, config.data
         num_steps = math.ceil(num_train / config.examples_per_step)
         batch = config.examples_per_pass
         last = max(0, num_train // config.num_workers - (num_steps - 1) * batch)
-        number = {"epoch": self._num_done}
         steps = [seconds / num_steps] * num_steps
         trained = {key: epoch.values[key] for key in _TRAINED if key in epoch.values}
         scores = {key: epoch.values[key] for key in _SCORES if key in epoch.values}
         return [
-            {"kind": "begin_epoch", "time": begun_at, **number},
+            {"kind": "begin_epoch", "time": begun_at, "epoch": self._num_done},
             {"kind": "steps", "seconds": steps, "examples": [batch] * (num_steps - 1) + [last]},
             {"kind": "log", "values": trained},
             *([{"kind": "evaluated", "values": scores}] if scores else []),
-            {"kind": "end_epoch", "time": self._ended_at, **number},
+            {"kind": "end_epoch", "time": self._ended_at},
         ]
-
-    def _refuse_gap(self, epoch: _Epoch) -> None:
-        """Raise ValueError unless an epoch follows the one before it."""
-        first, before = self._first_done, self._last_label
-        fits = (first, first + 1) if before is None else (before + 1,)
-        if epoch.label not in fits:
-            self._refuse(epoch.label, self._place)
-        self._last_label = epoch.label
-
-    def _refuse(self, label: float, place: str) -> None:
-        before = self._last_label
-        after = f"follows epoch {before:g}" if before is not None else "is the first one"
-        resumed = (
-            f" The run resumes after {self._first_done} epochs, from what the program saved in "
-            "{checkpoint_folder}."
-            if self._first_done
-            else ""
-        )
-        raise ValueError(
-            f"{place}: epoch {label:g} {after}: each epoch needs a record, and they count from 0 "
-            f"or 1. Name the field with the epoch by program.fields.epoch.{resumed}"
-        )
 
 
 def _warning(message: str, once: str) -> Report:
