@@ -40,16 +40,31 @@ def test_a_worker_that_is_not_slowed_never_sleeps(monkeypatch: pytest.MonkeyPatc
         pass
 
 
+def test_steps_are_timed_end_to_end_but_for_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    steps, logging, evaluating = StepClock(torch.device("cpu"), [7.0], 1), 2.0, 100.0
+    for number in range(4):
+        with steps.step():
+            now[0] += 1
+        now[0] += logging
+        if number == 1:
+            now[0] += evaluating
+            steps.pause()
+    assert steps.seconds() == [7.0, 1.0, 3.0, 1.0, 3.0]
+    assert steps.rate(30) == 2.0
+
+
 def test_a_long_epochs_events_are_read_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU that has ended each step; each lasts as many ms as its number."""
-    made: list[int] = []
+    made: list[Event] = []
 
     class Event:
         def __init__(self, **_: object) -> None:
-            made.append(len(made) // 2)
-            self.step = made[-1]
+            self.number = len(made)
+            made.append(self)
 
-        def record(self) -> None: ...
+        def record(self, stream: object) -> None: ...
 
         def synchronize(self) -> None: ...
 
@@ -57,14 +72,16 @@ def test_a_long_epochs_events_are_read_in_between(monkeypatch: pytest.MonkeyPatc
             return True
 
         def elapsed_time(self, end: Event) -> float:
-            return float(self.step)
+            assert end.number == self.number + 1
+            return float(end.number)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(clock, "_MOST_EVENTS", 4)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    monkeypatch.setattr(clock, "_MOST_STEPS", 4)
     steps = StepClock(torch.device("cuda"), [])
     for number in range(1, 10):
         with steps.step():
             pass
-        assert len(steps._events) < 4
+        assert len(steps._steps) < 4
         assert len(steps) == number
-    assert steps.seconds() == [step / 1000 for step in range(9)]
+    assert steps.seconds() == [step / 1000 for step in range(1, 10)]

@@ -89,7 +89,9 @@ def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
     job.strategy.traffic()  # This resets the counts of the rounds before.
     steps_before = rounds.cursor.num_steps
     for is_timed in (each for _ in range(pairs) for each in lot.sample([True, False], 2)):
-        with (whole if is_timed else others).step():
+        clock = whole if is_timed else others
+        clock.pause()  # the other one's rounds lie between
+        with clock.step():
             rounds.one(phases.phase if is_timed else None)
     steps_each = (rounds.cursor.num_steps - steps_before) / 2
     traffic, found = job.strategy.traffic(), phases.seconds()

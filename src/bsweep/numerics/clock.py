@@ -11,13 +11,15 @@ from itertools import pairwise
 
 import torch
 
-_MOST_EVENTS = 2000  # pairs that a clock holds before it reads the older half of them
+_MOST_STEPS = 2000  # whose events a clock holds before it reads the older half of them
 
 
 class StepClock:
-    """A clock that times training steps.
+    """A clock that times training steps end to end: a step lasts from the end of the one before to
+    its own end, so that what happens between two steps counts, too.
 
-    On a GPU it uses events, so that timing a step does not make the host wait.
+    The first step, and one after a pause, lasts from its own beginning. On a GPU the clock uses
+    events, so that timing a step does not make the host wait.
     """
 
     def __init__(self, device: torch.device, seconds: list[float], unrated: int = 0) -> None:
@@ -28,41 +30,41 @@ class StepClock:
             seconds: The seconds of earlier steps; the clock appends to this list.
             unrated: How many of the last earlier steps the next call of `rate` includes.
         """
-        self._on_gpu = device.type == "cuda"
+        self._device = device
         self._seconds = seconds
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._last_end: Mark | None = None
+        self._steps: list[tuple[Mark, Mark]] = []  # of a GPU, whose times are not read yet
         self._rate_from = len(seconds) - unrated
 
     def __len__(self) -> int:
-        return len(self._seconds) + len(self._events)
+        return len(self._seconds) + len(self._steps)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Time the `with` block, which makes one training step."""
-        if self._on_gpu:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            yield
-            end.record()
-            self._events.append((begin, end))
-            if len(self._events) >= _MOST_EVENTS and self._events[_MOST_EVENTS // 2][1].query():
-                self._read(_MOST_EVENTS // 2)  # these steps have ended, so the host does not wait
-        else:
-            start = time.perf_counter()
-            yield
-            self._seconds.append(time.perf_counter() - start)
+        """Time a training step, the `with` block."""
+        begin = mark(self._device) if self._last_end is None else self._last_end
+        yield
+        self._last_end = end = mark(self._device)
+        self._steps.append((begin, end))
+        half = _MOST_STEPS // 2
+        if isinstance(end, float):
+            self._read(1)
+        elif len(self._steps) >= _MOST_STEPS and _has_passed(self._steps[half][1]):
+            self._read(half)  # these steps have ended, so the host does not wait
+
+    def pause(self) -> None:
+        """Leave out what happens until the next step, such as an evaluation."""
+        self._last_end = None
 
     def seconds(self) -> list[float]:
         """Return the seconds of every step so far, after a GPU has finished these steps."""
-        if self._events:
-            self._events[-1][1].synchronize()
-            self._read(len(self._events))
+        self._read(len(self._steps))
         return self._seconds
 
     def _read(self, count: int) -> None:
-        """Read the events of the first `count` steps, which have ended, and free the events."""
-        read, self._events = self._events[:count], self._events[count:]
-        self._seconds += [begin.elapsed_time(end) / 1000 for begin, end in read]
+        """Read the times of the first `count` steps, and forget their events."""
+        ended, self._steps = self._steps[:count], self._steps[count:]
+        self._seconds += [seconds_between(begin, end) for begin, end in ended]
 
     def rate(self, examples: float) -> float:
         """Return the examples per second in the steps since this method was last called, on which
@@ -105,6 +107,10 @@ def seconds_between(begin: Mark, end: Mark) -> float:
         return end - begin
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1000
+
+
+def _has_passed(moment: Mark) -> bool:
+    return isinstance(moment, float) or bool(moment.query())
 
 
 Phase = Callable[[str], AbstractContextManager[object]]

@@ -251,12 +251,13 @@ class Traffic:
 class Epoch:
     """One finished epoch. Times are in seconds, rates per second; None means not measured.
 
-    Training: `train_seconds` counts training steps only. `train_loss` and `train_accuracy` are
-    means over the epoch's training examples (for a text: over their tokens), taken while training.
-    `test_loss` and `test_accuracy` are means over the whole test set, or over the validation
-    examples if the run has some (`data.validation_share`). `images_per_second` counts
-    examples (for a text: sequences). `global_batch` and `learning_rate` are those of the epoch's
-    last step; `global_batch` is the planned one, even if the last step was smaller.
+    Training: `train_seconds` lasts from the beginning of the first step to the end of the last one,
+    without evaluations and checkpoints. `train_loss` and `train_accuracy` are means over the
+    epoch's training examples (for a text: over their tokens), taken while training. `test_loss` and
+    `test_accuracy` are means over the whole test set, or over the validation examples if the run
+    has some (`data.validation_share`). `images_per_second` counts examples (for a text: sequences).
+    `global_batch` and `learning_rate` are those of the epoch's last step; `global_batch` is the
+    planned one, even if the last step was smaller.
     `skipped_steps` counts the steps of rank 0 that changed nothing because gradients overflowed in
     fp16; null in other precisions. `checkpoint_seconds` is the time for saving checkpoints since
     the last epoch's record; it is not part of `train_seconds`.

@@ -96,7 +96,10 @@ def train_epoch(job: Job, cursor: Cursor, keeper: CheckpointSchedule) -> Epoch:
                 if cursor.peak_memory_bytes is None:
                     cursor.peak_memory_bytes = memory.peak_bytes(job.device)
                 cursor.add_evaluation(*evaluation.within_epoch(job, cursor, sum(seconds)))
-        cursor.checkpoint_seconds += keeper.after_round(cursor, clock)
+            clock.pause()
+        if seconds_of_checkpoint := keeper.after_round(cursor, clock):
+            cursor.checkpoint_seconds += seconds_of_checkpoint
+            clock.pause()
     return _epoch_record(job, cursor, clock, meter.joules() if is_whole else math.nan)
 
 
