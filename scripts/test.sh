@@ -2,7 +2,7 @@
 # Sets everything up, then checks style, types and behaviour.
 #
 #   scripts/test.sh                 the quick tests: ten minutes on two cores, half of them for the set-up
-#   scripts/test.sh --full          everything, in an hour or so; as root it installs what hosts, SLURM and pages need
+#   scripts/test.sh --full          everything, in 45 minutes; as root it installs what hosts, SLURM and pages need
 #   scripts/test.sh -k vector -x    further arguments go to pytest
 #
 # With BSWEEP_REQUIRE_ALL=1, a test that cannot run here fails, unless it needs a GPU.
