@@ -39,11 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # of a tiny step would otherwise turn in circles, on cores that other processes of the tests
     # have to share.
     os.environ["OMP_WAIT_POLICY"] = "passive"
-    # Fixtures end what they began, and so do processes, to which a shell's background job would
-    # pass on a deaf SIGINT.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has all of them ignore
+    _handle_signals()
     forget_allocation()
     file, os.environ["BSWEEP_TEST_SECONDS"] = tempfile.mkstemp(prefix="bsweep-seconds")
     os.close(file)
@@ -120,10 +116,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    _handle_signals()  # whatever the test before has left, such as a command that it called
     before = _processor_seconds()
     yield
-    # A command that just prints has this process end with its reader; a later test's server, too.
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     seconds = _processor_seconds() - before
     item.user_properties.append(("processor_seconds", seconds))
     if seconds > _QUICK_SECONDS and not item.config.getoption("full"):
@@ -131,6 +126,16 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
             f"it took {seconds:.1f} s of the processor: mark it `full`, or make it quicker than "
             f"{_QUICK_SECONDS} s."
         )
+
+
+def _handle_signals() -> None:
+    # Fixtures end what they began, and so do processes, to which a shell's background job would
+    # pass on a deaf SIGINT.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has all of them ignore
+    # A command that just prints ends with its reader; a test's server must not.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 def _processor_seconds() -> float:
