@@ -61,7 +61,8 @@ def test_records_say_what_a_script_prints(tmp_path: Path, script: str, workers: 
     assert len(epochs) == 6
     assert sum(epoch["num_steps"] for epoch in epochs) == int(total[0])
     assert abs(num_examples - int(total[1])) < 6 * workers
-    assert seconds == pytest.approx(float(total[2]), rel=0.03)
+    # 3 % alone; beside other tests, the script waits longer between its epochs.
+    assert seconds == pytest.approx(float(total[2]), rel=0.15)
     start = next(record for record in records if record["type"] == "start")
     assert (start["num_train"], start["software"]["interpreter"]) == (1437, str(python))
     ended = json.loads((folder / "summary.json").read_text())
