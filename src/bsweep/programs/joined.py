@@ -411,6 +411,8 @@ class Run:
         )
 
     def _flush(self, *, waits: bool = True) -> None:
+        if os.getpid() != self._pid:  # a fork that ends; the steps are not its own
+            return
         self._flushed_at = time.perf_counter()
         steps = self._clock.taken(waits=waits)
         if steps["seconds"]:

@@ -507,7 +507,7 @@ class _Before:
 
 @dataclass
 class _Epoch:
-    """What rank 0 has reported of an epoch.
+    """The reports of rank 0 on one epoch, summed up.
 
     `seconds` are those of its steps, `start_seconds` those in which its loaders started, and
     `examples` those of the worker. `last_size` has the examples of the last step.
