@@ -154,7 +154,7 @@ def step_rounds(size: int, *model: str) -> Seconds:
     batch, on_gpu = job.inputs.first(size), job.device.type == "cuda"
     if on_gpu:
         warm_up.make_steps(job)
-        job, warnings = graph_capture.captured(job)
+        warnings = graph_capture.capture(job)
         print(
             f"CUDA graph: {'yes' if job.graphs else 'no'}",
             *(warning.message for warning in warnings),
@@ -162,7 +162,7 @@ def step_rounds(size: int, *model: str) -> Seconds:
     programs = {
         "plain": with_tf32(plain_loop(job, size)),
         "plain without TF32": plain_loop(job, size),
-        "step": lambda: step.train_step(job, batch, batch, 1),
+        "step": lambda: step.train_step(job, batch, batch, job.inputs.crops(1, job.config.seed)),
         "core": core_of(job, batch),
     }
     if not on_gpu:  # a CPU has no TF32
@@ -233,11 +233,10 @@ def core_of(job: Job, batch: torch.Tensor) -> Callable[[], object]:
     labels = job.dataset.train_labels[batch.to(job.device)]
 
     def step() -> None:
-        job.vector.drop_gradients()
+        job.vector.zero_gradients()
         with job.autocast():
             logits = job.model(images)
         (job.objective.loss(logits, labels) / len(batch)).backward()
-        job.vector.collect_gradients()
         job.optimizer.step()
 
     return step
@@ -581,7 +580,7 @@ def bench_memory(*overrides: str) -> dict[str, int]:
     state = 3 * job.vector.num_bytes  # parameters, gradients, momentum
     batch = job.inputs.first(64)
     for _ in range(3):
-        step.train_step(job, batch, batch, 1)
+        step.train_step(job, batch, batch, job.inputs.crops(1, job.config.seed))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     print(
         f"memory above the interpreter's {before / MEGABYTE:.0f} MB: {peak / MEGABYTE:.0f} MB, of "

@@ -131,7 +131,9 @@ def job_of(config: RunConfig, place: Place) -> Job:
 def of_job(job: Job, size: int, num_passes: int = 1) -> Program:
     batch = torch.arange(size, device=job.dataset.train_labels.device)
     job.training_model.train()
-    return lambda: step.train_step(job, batch, batch, 1, num_passes)
+    return lambda: step.train_step(
+        job, batch, batch, job.inputs.crops(1, job.config.seed), num_passes
+    )
 
 
 def accumulation(grid: Grid) -> dict[str, Seconds]:

@@ -15,7 +15,8 @@ from benches.common import Program, Seconds, alternating, calls_of, medians
 from bsweep import batching
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
-from bsweep.train import noise_meter, step
+from bsweep.train import noise_meter
+from bsweep.train.halves import measure
 from bsweep.train.job import Job
 from tests.support.running import compose
 
@@ -47,7 +48,7 @@ def of_job(job: Job, name: str, rounds: int) -> Seconds:
 
     def halves() -> None:
         meter.begin_step([Share(SIZE, 1)], SIZE, 0, False)
-        step.pass_on_halves(job, batch, crops)
+        measure(job, meter, batch, crops)
         meter.after_step()
 
     def among_two() -> None:

@@ -86,7 +86,7 @@ def of_job(job: Job, size: int) -> Program:
     parts = batch.split(size)
     part = parts[job.place.rank % len(parts)]
     job.training_model.train()
-    return lambda: step.train_step(job, batch, part, 1)
+    return lambda: step.train_step(job, batch, part, job.inputs.crops(1, job.config.seed))
 
 
 def whole_model(job: Job) -> Llama:

@@ -155,7 +155,7 @@ def of_job(job: Job, size: int) -> Program:
     batch = torch.arange(2 * size, device=job.dataset.train_labels.device)
     part = plan.even_part(batch, job.place.rank, 2)
     job.training_model.train()
-    return lambda: step.train_step(job, batch, part, 1)
+    return lambda: step.train_step(job, batch, part, job.inputs.crops(1, job.config.seed))
 
 
 def plain_programs(job: Job, size: int, with_horovod: bool) -> dict[str, Program]:

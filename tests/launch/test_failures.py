@@ -472,7 +472,8 @@ def test_other_gpus_of_one_precision_are_told_and_on_record() -> None:
     seen = {"host": "b", "device": "Tesla T4", "driver": "575.2", "cuda_visible_devices": "0"}
     both = [PEER, {**PEER, **seen}]
     peers_check.refuse_unequal(both)
-    assert peers_check.devices(both) == "NVIDIA H100, Tesla T4"
-    assert peers_check.gpu_software(both) == "driver 580.1, NCCL 2.28.9; driver 575.2, NCCL 2.28.9"
+    facts = peers_check.on_record(both)
+    assert facts["device"] == "NVIDIA H100, Tesla T4"
+    assert facts["gpu_software"] == "driver 580.1, NCCL 2.28.9; driver 575.2, NCCL 2.28.9"
     kept = {"precision": "bf16", "nccl": "2.28.9", "tf32": ["convolutions"]}
-    assert peers_check.on_record(both)[1] == {**seen, **kept}
+    assert facts["workers"][1] == {**seen, **kept}

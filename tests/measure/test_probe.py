@@ -61,12 +61,12 @@ if not any("resource_tracker" in word for word in sys.orig_argv):
     from bsweep.train import step
     plain, is_spoilt = step.train_step, False
 
-    def train_step(job, batch, part, epoch, num_passes):
+    def train_step(job, batch, part, crops, num_passes):
         global is_spoilt
         if is_spoilt or len(part) > 12:
             is_spoilt = True
             raise RuntimeError("could not create a primitive")
-        return plain(job, batch, part, epoch, num_passes)
+        return plain(job, batch, part, crops, num_passes)
 
     step.train_step = train_step
 """

@@ -14,7 +14,7 @@ import torch
 from bsweep.core.ranks import Place
 from bsweep.measure import profile_worker
 from bsweep.numerics import optim
-from bsweep.numerics.clock import PhaseClock
+from bsweep.numerics.timing import Timeline
 from bsweep.runlog import profile_file
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.profile_file import Anatomy
@@ -35,13 +35,13 @@ def prepared(folder: Path, *overrides: str) -> Job:
 def test_phases_divide_time_and_inner_ones_count_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
-    clock = PhaseClock(torch.device("cpu"))
+    timeline = Timeline(torch.device("cpu"))
     for _ in range(2):
         # Begin at 0, 1 and 2.
-        with clock.phase("loop"), clock.phase("exchange"), clock.phase("optimizer"):
+        with timeline.phase("loop"), timeline.phase("exchange"), timeline.phase("optimizer"):
             time.perf_counter()  # 3; they end at 4, 5 and 6
         time.perf_counter()  # 7 is in no phase
-    assert clock.seconds() == {"loop": 4, "exchange": 4, "optimizer": 4}
+    assert timeline.totals() == {"loop": 4, "exchange": 4, "optimizer": 4}
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda")])
@@ -58,13 +58,16 @@ def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_p
     assert found.wait_seconds == 0
     assert torch.equal(job.vector.parameters, before)
     optim.set_learning_rate(job.optimizer, 0.1)
-    step.train_step(job, torch.arange(16), torch.arange(16), 1, 2)
+    step.train_step(
+        job, torch.arange(16), torch.arange(16), job.inputs.crops(1, job.config.seed), 2
+    )
     assert not torch.equal(job.vector.parameters, before), "a step would have trained"
 
 
 @pytest.mark.parametrize("device", [on_gpus("cuda")])
 def test_a_graph_is_one_part_and_its_kernels_are_counted(device: str, tmp_path: Path) -> None:
-    job, _ = graph_capture.captured(prepared(tmp_path, *ALONE, f"device={device}", "graph=true"))
+    job = prepared(tmp_path, *ALONE, f"device={device}", "graph=true")
+    graph_capture.capture(job)
     parts = profile_worker.dissect(job, most_rounds=4).parts
     assert parts.keys() == {"graph", "exchange", "optimizer", "loop"}
     busy = profile_worker.trace(job, tmp_path / "trace.json")

@@ -32,12 +32,10 @@ def train(model: nn.Module, optimizer: Optimizer, vector: Vector | None = None) 
     torch.manual_seed(1)
     for _ in range(5):
         if vector:
-            vector.drop_gradients()
+            vector.zero_gradients()
         else:
             optimizer.zero_grad()
         model(torch.randn(16, 4, dtype=torch.float64)).square().sum().backward()
-        if vector:
-            vector.collect_gradients()
         optimizer.step()
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 

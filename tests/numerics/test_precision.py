@@ -16,7 +16,6 @@ from torch.optim import SGD, AdamW, Optimizer, RMSprop
 from bsweep.config.values import ConfigError
 from bsweep.numerics import precision
 from bsweep.numerics.precision import LossScale
-from bsweep.train import step
 from tests.compression.test_compression import (
     CODECS,
     SimulatedGroup,
@@ -76,7 +75,7 @@ def test_a_warm_up_leaves_the_scale_as_it_was(tmp_path: Path) -> None:
     job = prepared(tmp_path, *TINY, "model=tiny_cnn", "precision=fp16")
     scale = job.vector.scale
     assert scale
-    with step.forgotten(job):
+    with job.restoring():
         job.vector.gradients.fill_(torch.inf)
         job.optimizer.step()
         assert float(scale.factor) == 2**15

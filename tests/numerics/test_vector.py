@@ -56,20 +56,18 @@ def test_backward_writes_the_gradients_of_a_plain_model_into_the_vector() -> Non
     plain, model = make_model(), make_model()
     vector = Vector(model)
     for _ in range(2):  # the second step must replace the gradients of the first
-        vector.drop_gradients()
+        vector.zero_gradients()
         plain.zero_grad()
         for _ in range(2):  # the second backward pass must add to those of the first
             plain(images).square().sum().backward()
             model(images).square().sum().backward()
-        vector.collect_gradients()
     gradients = dict(plain.named_parameters())
     for part, tensor in zip(vector.slices, vector.tensors, strict=True):
         assert tensor.grad is not None
         torch.testing.assert_close(tensor.grad, gradients[part.name].grad)
         assert tensor.grad.data_ptr() == vector.gradients[part.start :].data_ptr()
-    vector.drop_gradients()
+    vector.zero_gradients()
     next(model.children())(images).sum().backward()
-    vector.collect_gradients()
     reached = [part for part in vector.slices if part.name.startswith("0.")]
     assert all(vector.gradients[part.start : part.stop].any() for part in reached)
     # The rest has none.

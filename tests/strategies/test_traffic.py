@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ class Pair(Summing):
         super().__init__(config, config.strategy, Place(0, 2), RunPaths(Path()))
         self._vector, self._codec = SimpleNamespace(gradients=torch.zeros(4), scale=None), None  # type: ignore[assignment]
         self.clock, self.message_seconds = clock, message_seconds
-        self.other = torch.zeros(0)
+        self.other = torch.zeros(0)  # rows
 
     def all_reduce(self, tensor: Tensor) -> None:
         self.clock[0] += self.message_seconds
@@ -38,7 +39,7 @@ class Pair(Summing):
         self.all_reduce(self._vector.gradients)
 
     def gather(self, values: Tensor) -> Tensor:
-        return torch.stack([values, self.other])
+        return torch.cat([values.unsqueeze(0), self.other])
 
     def all_gather(self, payload: Tensor) -> list[Tensor]:
         raise NotImplementedError
@@ -79,7 +80,10 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pair]:
 
 def cost(one: Pair, other_codec: float, *other_messages: float) -> Traffic:
     one.exchange()
-    one.other = torch.tensor([0, 0, 0, other_codec, *other_messages], dtype=torch.float64)
+    first_ranks = [0] * len(other_messages)
+    one.other = torch.tensor(
+        [[0, 0, 0, other_codec, *other_messages, *first_ranks]], dtype=torch.float64
+    )
     return one.traffic()
 
 
@@ -101,10 +105,21 @@ def test_what_nobody_measured_is_null_not_zero(pair: Callable[..., Pair]) -> Non
     assert traffic.codec_seconds is None
     assert traffic.exchange_seconds == traffic.exposed_exchange_seconds == 3
     assert traffic.worker_wait_seconds == (1, 0)
-    one.hides_exchange = True
+    one.can = replace(one.can, exchanges_in_passes=True)
     hidden = cost(one, 0.0, 3.0)
     assert hidden.exchange_seconds is None
     assert hidden.exposed_exchange_seconds == 3
+
+
+def test_each_pair_of_workers_has_an_exchange_of_its_own(pair: Callable[..., Pair]) -> None:
+    one = pair(4.0)
+    with one.meter.exchange(torch.zeros(4), (0, 2)):
+        one.clock[0] += 4
+    rows = [(9.0, 1), (1.0, 0), (2.0, 1)]  # of ranks 1, 2 and 3
+    one.other = torch.tensor([[0, 0, 0, 0, *row] for row in rows], dtype=torch.float64)
+    traffic = one.traffic()
+    assert traffic.worker_wait_seconds == (3, 7, 0, 0)
+    assert traffic.exchange_seconds == 1.5
 
 
 def test_no_step_waits_for_a_gpu_to_have_exchanged(
@@ -139,7 +154,7 @@ def test_no_step_waits_for_a_gpu_to_have_exchanged(
     one.exchange()
     one.exchange()
     may_wait.append(True)
-    one.other = torch.tensor([0, 0, 0, 28.0, 1, 1, 1, 1], dtype=torch.float64)
+    one.other = torch.tensor([[0, 0, 0, 28.0, 1, 1, 1, 1, 0, 0, 0, 0]], dtype=torch.float64)
     traffic = one.traffic()
     assert traffic.exchange_seconds == 4
     assert traffic.worker_wait_seconds == (12, 0)

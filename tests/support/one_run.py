@@ -97,10 +97,14 @@ def run(
         return crops
 
     def spying_step(
-        job: Job, round_batch: torch.Tensor, part: torch.Tensor, epoch: int, num_passes: int = 1
+        job: Job,
+        round_batch: torch.Tensor,
+        examples: torch.Tensor,
+        crops: torch.Tensor,
+        num_passes: int = 1,
     ) -> torch.Tensor:
         seen.append(([], []))
-        return _PLAIN_STEP(job, round_batch, part, epoch, num_passes)
+        return _PLAIN_STEP(job, round_batch, examples, crops, num_passes)
 
     def overflowing(self: Job, loss: torch.Tensor) -> torch.Tensor:
         return _PLAIN_SCALED(self, loss) * (torch.inf if [place.rank, len(seen)] == overflow else 1)
@@ -136,7 +140,6 @@ def run(
         "start": next(record for record in records if record["type"] == "start"),
         "scale": float(job.vector.scale.factor) if job.vector.scale else None,
         "buffers": [buffer.cpu().clone() for buffer in job.model.buffers()],
-        "in_buckets": getattr(job.training_model, "gradient_as_bucket_view", None),
     }
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bsweep.config.parsing import conf_dir
-from bsweep.numerics.clock import StepClock
+from bsweep.numerics.timing import StepClock
 from bsweep.runlog.files import RunPaths
 from bsweep.train import checkpointing
 from bsweep.train.checkpointing import CheckpointSchedule

@@ -24,8 +24,8 @@ from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.measure import probe_worker, timed_steps
 from bsweep.numerics import graphs, optim
-from bsweep.numerics.clock import StepClock
 from bsweep.numerics.precision import AUTOCAST
+from bsweep.numerics.timing import StepClock
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json, read_records
@@ -82,7 +82,7 @@ def test_images_that_are_rounded_at_once_give_the_gradients_of_autocast(
     assert images.is_contiguous(memory_format=job.inputs.layout)
     for may_round in (True, False):
         inputs = replace(job.inputs, may_round=may_round)
-        with step.forgotten(job):
+        with job.restoring():
             step.compute_passes(replace(job, inputs=inputs), batch, batch, crops)
         found.append(job.vector.gradients.nan_to_num(0, 0, 0))
     assert found[0].any()
@@ -108,7 +108,7 @@ def test_no_step_waits_for_the_device(
     with Operations() as operations:
         if job.noise:
             job.noise.begin_step(job.policy.shares(0), len(batch), 0, False)
-        step.train_step(job, batch, batch, 1, num_passes)
+        step.train_step(job, batch, batch, job.inputs.crops(1, job.config.seed), num_passes)
     assert operations.launched
     assert not operations.waited
 
@@ -324,7 +324,8 @@ def test_a_capture_that_breaks_off_leaves_no_trace(
     assert not all(map(torch.equal, before, kept)), "passes leave statistics"
     before = [tensor.clone() for tensor in kept]
     may_capture(breaks)
-    assert graph_capture.captured(job)[0].graphs is None
+    graph_capture.capture(job)
+    assert job.graphs is None
     assert "not permitted when stream is capturing" in graph_capture.broken_capture()
     assert all(map(torch.equal, before, kept))
     assert torch.equal(torch.get_rng_state(), random)
@@ -347,7 +348,7 @@ def test_after_a_capture_that_broke_off_nothing_is_captured_again(
 
     may_capture(tries)
     job = prepared(tmp_path, *SMALL)
-    first, second = (graph_capture.captured(job)[1] for _ in range(2))
+    first, second = (graph_capture.capture(job) for _ in range(2))
     assert len(tried) == 1
     assert "earlier in this process" not in first[0].message
     assert "earlier in this process" in second[0].message
@@ -391,14 +392,15 @@ def test_what_runs_beside_graphs_is_tried_beside_them(
     monkeypatch.setattr(Inputs, "training", training)
     may_capture(calls_again([]))
     job = prepared(tmp_path, *SMALL, *more)
-    assert graph_capture.captured(job)[0].graphs
+    graph_capture.capture(job)
+    assert job.graphs
     num_in_graphs = len(passes) - len(eager)
     assert passes[num_in_graphs:] == eager
     if eager:
         passes.clear()
         rooms.append(num_in_graphs)
-        without, (warning,) = graph_capture.captured(job)
-        assert without.graphs is None
+        (warning,) = graph_capture.capture(job)
+        assert job.graphs is None
         assert "not enough memory for graphs and for passes" in warning.message
         assert graph_capture.broken_capture() == ""
 
@@ -408,7 +410,8 @@ def test_graphs_go_when_a_policy_leaves_their_batch_for_good(
     tmp_path: Path, may_capture: Callable[[Capture], None], policy: str, stays: bool
 ) -> None:
     may_capture(calls_again([]))
-    job, _ = graph_capture.captured(prepared(tmp_path, *SMALL, f"batching={policy}"))
+    job = prepared(tmp_path, *SMALL, f"batching={policy}")
+    graph_capture.capture(job)
     assert job.graphs
     configured = job.policy.shares(0.0)
     graph_capture.drop_left(job, configured)
@@ -430,13 +433,19 @@ def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
     may_capture(calls_again(replays))
     config = replace(job.config, device="cuda")
     on_gpu: Any = SimpleNamespace(type="cuda")
-    make_steps, captured = warm_up.make_steps, graph_capture.captured
+    make_steps, capture = warm_up.make_steps, graph_capture.capture
 
     def here(job: Job) -> Job:
         return replace(job, device=torch.device("cpu"))
 
     monkeypatch.setattr(warm_up, "make_steps", lambda job: make_steps(here(job)))
-    monkeypatch.setattr(graph_capture, "captured", lambda job: captured(here(job)))
+
+    def capture_here(job: Job) -> None:
+        copy = here(job)
+        capture(copy)
+        job.graphs, job.device = copy.graphs, copy.device
+
+    monkeypatch.setattr(graph_capture, "capture", capture_here)
     by_itself = replace(timed_steps.alone(replace(job, config=config)), device=on_gpu)
     assert timed_steps.step_seconds(by_itself, 8, 1) > 0
     assert replays == [1, 2, 1, 1, 1, 1], "two to compare, one that is not timed, and three"
@@ -450,7 +459,7 @@ def test_a_probe_measures_nothing_after_a_capture_cost_memory(
     def seconds(job: Job, local_batch: int, times: int) -> float:
         measured.append(local_batch)
         if local_batch == 8:
-            graph_capture.captured(job)
+            graph_capture.capture(job)
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 0.1
 
@@ -481,8 +490,8 @@ def test_one_worker_without_a_graph_leaves_all_without(
     ):
         other = {"reason": reason, "weight": int(broke_off)}
         monkeypatch.setattr(job.strategy, "gather_json", lambda own, other=other: [own, other])
-        of_all, warnings = graph_capture.captured(job)
-        assert bool(of_all.graphs) == (not reason)
+        warnings = graph_capture.capture(job)
+        assert bool(job.graphs) == (not reason)
         assert [f"rank 1: {reason}" in warning.message for warning in warnings] == [
             True
         ] * broke_off
@@ -699,7 +708,7 @@ def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(
 ) -> None:
     job = prepared(tmp_path, *GPU, *words)
     warm_up.make_steps(job)
-    job, _ = graph_capture.captured(job)
+    graph_capture.capture(job)
     batch = torch.arange(64, device="cuda")
     clock = StepClock(job.device, [])
     torch.cuda.synchronize()
@@ -707,7 +716,7 @@ def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(
     try:
         for _ in range(50):
             with clock.step():
-                step.train_step(job, batch, batch, 1)
+                step.train_step(job, batch, batch, job.inputs.crops(1, job.config.seed))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     seconds = clock.seconds()

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from bsweep.numerics.noise_scale import Average, GradientNoise, of_parts, squared_norm
-from bsweep.numerics.undisturbed import undisturbed
+from bsweep.numerics.restoring import restoring
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -106,7 +106,7 @@ class NoiseScale:
         inputs, targets = _checked(batch)
         seen = torch.zeros(3, dtype=torch.float64, device=inputs.device)
         if len(inputs) > 1:
-            with undisturbed(self._model, inputs.device), torch.enable_grad():
+            with restoring(self._model, inputs.device), torch.enable_grad():
                 seen[:2] = self._of_halves(inputs, targets)
             seen[2] = 1
         square, trace, share = _mean_over_processes(seen).tolist()
@@ -123,10 +123,8 @@ class NoiseScale:
         for some, wanted in zip(inputs.tensor_split(2), targets.tensor_split(2), strict=True):
             loss = self._loss(self._model(some), wanted)
             # `grad` does not accumulate gradients, so no hook of Horovod or DDP is called.
-            found = torch.autograd.grad(loss, parameters, allow_unused=True)
-            gradients.append(
-                torch.cat([_flat(one, of) for one, of in zip(found, parameters, strict=True)])
-            )
+            by_tensor = torch.autograd.grad(loss, parameters, allow_unused=True)
+            gradients.append(torch.cat(list(map(_flat, by_tensor, parameters))))
             shares.append(len(some) / num_examples)
         (first, second), (a, b) = gradients, shares
         parts = a * squared_norm(first) + b * squared_norm(second)
@@ -141,7 +139,7 @@ def _flat(gradient: Tensor | None, parameter: Tensor) -> Tensor:
 def _checked(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     if (
         not isinstance(batch, tuple | list)
-        or [isinstance(one, Tensor) for one in batch] != [True, True]
+        or [isinstance(tensor, Tensor) for tensor in batch] != [True, True]
         or len(batch[0]) != len(batch[1])
     ):
         raise ValueError(

@@ -24,7 +24,7 @@ from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
 from bsweep.measure import timed_steps
 from bsweep.numerics import optim, precision
-from bsweep.numerics.clock import StepClock
+from bsweep.numerics.timing import seconds_of
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.probe_file import PROBE_SCHEMA, ProbedBatch, ProbedWorker
 from bsweep.runlog.records import End
@@ -190,7 +190,7 @@ def _step_seconds(job: Job, local_batch: int, later_bytes: int, times: int = 1) 
     allocates in its first step, and the optimizer's state, count.
     """
     limit, states = _limit_mebibytes(job), job.optimizer.state.values()
-    tensors = [one for state in states for one in state.values() if isinstance(one, Tensor)]
+    tensors = [held for state in states for held in state.values() if isinstance(held, Tensor)]
     counted = (later_bytes + sum(tensor.nbytes for tensor in tensors)) / 2**20
     try:
         with memory.limited(limit and limit - counted):
@@ -219,12 +219,12 @@ def _peak_flops(job: Job) -> float:
     # power than in training and keep a higher clock.
     dtype = precision.AUTOCAST.get(job.precision, precision.stored(job.precision))
     matrix = torch.randn(side, side, dtype=dtype, device=job.device)
-    clock = StepClock(job.device, [])
+    seconds = []
     for _ in range(1 + timed_steps.NUM_STEPS):
-        with clock.step():
-            matrix @ matrix
+        seconds.append(seconds_of(lambda: matrix @ matrix, job.device))
         job.heartbeat()
-    return float(2 * side**3 / (min(clock.seconds()[1:]) * job.slowdown.factor))
+    factor = job.slowdown.factor if job.slowdown else 1.0
+    return float(2 * side**3 / (min(seconds[1:]) * factor))
 
 
 def _exchange_seconds(job: Job) -> float:

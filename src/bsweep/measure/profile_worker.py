@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,14 +19,14 @@ from bsweep.config.run import RunConfig
 from bsweep.core import memory
 from bsweep.core.ranks import Place
 from bsweep.data import plan
-from bsweep.numerics.clock import Phase, PhaseClock, StepClock
+from bsweep.numerics.timing import StepClock, Timeline, seconds_of
 from bsweep.runlog import profile_file
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.profile_file import PARTS, Anatomy
 from bsweep.runlog.records import End
 from bsweep.train import graph_capture, loop, warm_up, worker
 from bsweep.train.cursor import Cursor
-from bsweep.train.job import Job
+from bsweep.train.job import Job, Phase
 from bsweep.train.worker import do_nothing
 
 _MOST_ROUNDS = 40  # half of them are timed in parts
@@ -56,13 +55,12 @@ def measure(
     with worker.open_job(config, paths, place, on_step) as job:
         with memory.limited(limits[place.rank] if limits else None):
             warm_up.make_steps(job)
-            job, warnings = graph_capture.captured(job)
-            found = dissect(job)
+            warnings = graph_capture.capture(job)
+            anatomy = dissect(job)
         job.record(*warnings)
         folder = profile_file.folder_of(config)
         busy_seconds = trace(job, folder / f"trace.rank{place.rank}.json")
-        found = replace(found, busy_seconds=busy_seconds)
-        every = job.strategy.gather_json(asdict(found))
+        every = job.strategy.gather_json({**asdict(anatomy), "busy_seconds": busy_seconds})
         if place.rank == 0:
             write_json(folder / "profile.json", {"workers": every})
         job.record(End(status="completed", message=""))
@@ -77,29 +75,26 @@ def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
     into the same half.
     """
     rounds = _Rounds(job)
-    seconds = [rounds.seconds_of_one() for _ in range(3)][-1]
+    seconds = [seconds_of(rounds.train, job.device) for _ in range(3)][-1]
     slowest = float(job.strategy.gather(torch.tensor([seconds], dtype=torch.float64)).max())
     pairs = max(1, min(most_rounds, int(_MOST_SECONDS / slowest)) // 2)
     lot = random.Random(0)
-    phases, whole, others = (
-        PhaseClock(job.device),
-        StepClock(job.device, []),
-        StepClock(job.device, []),
-    )
+    whole, parts = Timeline(job.device), Timeline(job.device)
     job.strategy.traffic()  # This resets the counts of the rounds before.
     steps_before = rounds.cursor.num_steps
     for is_timed in (each for _ in range(pairs) for each in lot.sample([True, False], 2)):
-        clock = whole if is_timed else others
-        clock.pause()  # the other one's rounds lie between
-        with clock.step():
-            rounds.one(phases.phase if is_timed else None)
+        with whole.phase("timed" if is_timed else "untimed"):
+            rounds.train(parts.phase if is_timed else None)
     steps_each = (rounds.cursor.num_steps - steps_before) / 2
-    traffic, found = job.strategy.traffic(), phases.seconds()
+    traffic, seconds_by_part = job.strategy.traffic(), parts.totals()
+    seconds_of_rounds = whole.totals()
     waits = traffic.worker_wait_seconds
     return Anatomy(
-        parts={part: found[part] / steps_each for part in PARTS if part in found},
-        step_seconds=sum(whole.seconds()) / steps_each,
-        untimed_step_seconds=sum(others.seconds()) / steps_each,
+        parts={
+            part: seconds_by_part[part] / steps_each for part in PARTS if part in seconds_by_part
+        },
+        step_seconds=seconds_of_rounds["timed"] / steps_each,
+        untimed_step_seconds=seconds_of_rounds["untimed"] / steps_each,
         wait_seconds=waits[job.place.rank] / (2 * steps_each) if waits else None,
         busy_seconds=None,
         overlaps=traffic.exchange_seconds is None and job.place.num_workers > 1,
@@ -119,7 +114,7 @@ def trace(job: Job, path: Path) -> float | None:
         activities.append(profiler.ProfilerActivity.CUDA)
     with profiler.profile(activities=activities) as traced:
         for _ in range(_TRACED_ROUNDS):
-            rounds.one(profiler.record_function)
+            rounds.train(profiler.record_function)
     path.parent.mkdir(parents=True, exist_ok=True)
     traced.export_chrome_trace(str(path))
     if job.device.type != "cuda":
@@ -161,21 +156,16 @@ class _Rounds:
         job.training_model.train()
         job.strategy.begin_epoch(1)
 
-    def one(self, phase: Phase | None = None) -> None:
+    def train(self, phase: Phase | None = None) -> None:
+        """Train one round, in which `phase` times the parts of steps if it is given."""
         if self.cursor.position + self._size > len(self._order):
             self.cursor = replace(self.cursor, position=0)
-        if phase is None:
-            loop.train_round(self._job, self.cursor, self._order, self._clock)
-            return
-        with _optimizer_in(phase, self._job), phase("loop"):
-            loop.train_round(replace(self._job, phase=phase), self.cursor, self._order, self._clock)
-
-    def seconds_of_one(self) -> float:
-        started = time.perf_counter()
-        self.one()
-        if self._job.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - started
+        job = self._job if phase is None else replace(self._job, phase=phase)
+        with ExitStack() as timing:
+            if phase:
+                timing.enter_context(_optimizer_in(phase, job))
+                timing.enter_context(phase("loop"))
+            loop.train_round(job, self.cursor, self._order, self._clock)
 
 
 @contextmanager

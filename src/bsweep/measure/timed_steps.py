@@ -14,7 +14,7 @@ from bsweep.config.batching import FIXED
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import SingleConfig
 from bsweep.core.ranks import Place
-from bsweep.numerics.clock import StepClock
+from bsweep.numerics.timing import StepClock
 from bsweep.strategies.single import Single
 from bsweep.train import graph_capture, step, warm_up
 from bsweep.train.job import Job
@@ -65,16 +65,17 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
         job.compiled.forget()
     if job.device.type == "cuda":
         warm_up.make_steps(job)
-        job = graph_capture.captured(job)[0]
+        graph_capture.capture(job)
+    crops = job.inputs.crops(1, config.seed)
     examples = torch.arange(config.examples_per_step, device=job.dataset.train_labels.device)
     job.training_model.train()
     with job.compiling():
-        step.train_step(job, examples, examples, 1, config.accumulation_steps)
+        step.train_step(job, examples, examples, crops, config.accumulation_steps)
     job.heartbeat()
     clock, started = StepClock(job.device, []), time.monotonic()
     for _ in range(times * NUM_STEPS):
         with clock.step():
-            step.train_step(job, examples, examples, 1, config.accumulation_steps)
+            step.train_step(job, examples, examples, crops, config.accumulation_steps)
         job.heartbeat()
         if time.monotonic() - started > times * MOST_SECONDS:
             break

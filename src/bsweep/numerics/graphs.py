@@ -122,9 +122,9 @@ class Graphs:
         self._by_size[len(part), num_all, num_passes] = graph
         return graph
 
-    def of_step(self, part: Tensor, num_all: int, num_passes: int) -> Graph | None:
+    def for_step(self, num_examples: int, num_all: int, num_passes: int) -> Graph | None:
         """Return the graph for the given numbers of examples and passes; None if there is none."""
-        return self._by_size.get((len(part), num_all, num_passes))
+        return self._by_size.get((num_examples, num_all, num_passes))
 
     def drop(self) -> None:
         """Free the graphs and their memory; all further steps run without a graph."""

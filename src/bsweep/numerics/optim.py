@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from bsweep.config.optimizers import (
 )
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.core.torch_private import private
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics.vector import Flat, part_of
 
@@ -215,17 +213,6 @@ def _decay(o: OptimizerConfig, epoch: float, progress: float) -> float:
 _ONE_CYCLE_RISE = 0.3
 
 
-def rehearse(optimizer: Optimizer) -> None:
-    """Make a trial step of the optimizer, then restore the parameters and the optimizer's state."""
-    tensors = [part_of(tensor) for group in optimizer.param_groups for tensor in group["params"]]
-    before = [tensor.detach().clone() for tensor in tensors]
-    state = copy.deepcopy(optimizer.state_dict())
-    optimizer.step()
-    optimizer.load_state_dict(state)
-    with torch.no_grad():
-        private("copy_each")(tensors, before)
-
-
 @contextmanager
 def undone(optimizer: Optimizer) -> Iterator[None]:
     """Undo the optimizer's steps in the block: restore parameters and state in their tensors.
@@ -262,11 +249,11 @@ def rates_set(optimizer: Optimizer, rates: Sequence[float]) -> Iterator[None]:
     of its groups.
     """
     groups = optimizer.param_groups
-    own = [group["lr"] for group in groups]
+    before = [group["lr"] for group in groups]
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
     yield
-    for group, rate in zip(groups, own, strict=True):
+    for group, rate in zip(groups, before, strict=True):
         group["lr"] = rate
 
 

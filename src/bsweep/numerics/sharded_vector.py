@@ -169,14 +169,14 @@ class ShardedVector(Vector):
         assert isinstance(like, DTensor)
         return _with_part(like, _view(flat[part.start - start :], part.shape))
 
-    def drop_gradients(self) -> None:
+    def zero_gradients(self) -> None:
         """Drop all gradients before a step, so that the first pass stores new ones instead of
-        adding.
+        adding. `collect_gradients` follows after its last pass.
         """
         for tensor in (*self._trained, *self.tensors):
             tensor.grad = None
 
-    def collect_gradients(self, tensors: Iterable[nn.Parameter] | None = None) -> None:
+    def collect_gradients(self) -> None:
         """Copy the gradients of all tensors into the gradient vector.
 
         Make each tensor's `grad` a view of this vector. A tensor that no pass reached gets a

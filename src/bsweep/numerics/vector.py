@@ -9,14 +9,13 @@ contiguous tensors.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from bsweep.core.torch_private import private
 from bsweep.numerics.precision import LossScale
 
 
@@ -98,6 +97,10 @@ class Flat:
     def num_bytes(self) -> int:
         return self.gradients.nbytes
 
+    def zero_gradients(self) -> None:
+        """Set all gradients to zero before the passes of a step, which add to them."""
+        self.gradients.zero_()
+
     def num_copies(self, part: Slice) -> int:
         """Return how many workers that hold one model together have equal copies of a slice."""
         return 1
@@ -118,22 +121,18 @@ class Vector(Flat):
     The model's own tensors are views of them.
 
     Matrices come first and vectors (biases, normalisation scales) last, each in the model's order,
-    so that weight decay on matrices alone is one slice. A step begins with `drop_gradients`. After
-    its backward passes, `collect_gradients` copies the gradients into the vector. Accumulating in
-    the vector would need zeroing and adding instead.
+    so that weight decay on matrices alone is one slice. Each tensor's `grad` stays a view of
+    `gradients`: a step sets them to zero, and its backward passes add to them in place.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.tensors = tuple(tensor for _, _, tensor in _matrices_first(model))
         super().__init__(layout(model), self.tensors[0].dtype, self.tensors[0].device)
-        self._gradient_views: dict[nn.Parameter, Tensor] = {}
         for part, tensor in zip(self.slices, self.tensors, strict=True):
             view = _like(self.parameters[part.start : part.stop], tensor)
             view.copy_(tensor.detach())
             tensor.data = view
-            self._gradient_views[tensor] = tensor.grad = _like(
-                self.gradients[part.start : part.stop], tensor
-            )
+            tensor.grad = _like(self.gradients[part.start : part.stop], tensor)
 
     def whole(self, flat: Tensor, part: Slice, start: int = 0) -> Tensor:
         """Return the tensor of one slice as a view.
@@ -149,31 +148,6 @@ class Vector(Flat):
         """
         own = self.tensors[self.slices.index(part)]
         return _like(flat[part.start - start : part.stop - start], own)
-
-    def drop_gradients(self) -> None:
-        """Drop all gradients before a step."""
-        for tensor in self.tensors:
-            tensor.grad = None
-
-    def collect_gradients(self, tensors: Iterable[nn.Parameter] | None = None) -> None:
-        """Copy the gradients of `tensors` (default: all) into the gradient vector.
-
-        Make each tensor's `grad` a view of this vector.
-
-        A tensor that no pass reached gets a gradient of zero. A gradient that is in the vector
-        already is not copied.
-        """
-        views, gradients = [], []
-        for tensor in self.tensors if tensors is None else tensors:
-            view, gradient = self._gradient_views[tensor], tensor.grad
-            tensor.grad = view
-            if gradient is None:
-                view.zero_()
-            elif gradient.data_ptr() != view.data_ptr():
-                views.append(view)
-                gradients.append(gradient)
-        if views:
-            private("copy_each")(views, gradients)
 
     @contextmanager
     def reading(self, parameters: Tensor) -> Iterator[None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from bsweep.config.groups import StrategyConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
-from bsweep.numerics.clock import Mark, mark, seconds_between
+from bsweep.numerics.timing import Timeline
 from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.files import RunPaths
@@ -28,7 +28,7 @@ from bsweep.runlog.records import Round, Traffic
 class ExchangeLog:
     """A meter of the bytes, messages and seconds of one worker's exchanges, and of its codec.
 
-    On a GPU it marks times by events, which only `read_clocks` waits for.
+    On a GPU only `read_clocks` waits for these times.
     """
 
     sent_bytes: int = 0
@@ -36,15 +36,14 @@ class ExchangeLog:
     exchange_steps: int = 0
     # One number for each exchange, which includes waiting for other workers; see `read_clocks`.
     seconds: list[float] = field(default_factory=list)
+    # The lowest rank among the workers of each exchange.
+    first_ranks: list[int] = field(default_factory=list)
     codec_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        self._exchanges: list[tuple[Mark, Mark]] = []
-        # begin, end, and which exchanges lie between
-        self._codecs: list[tuple[Mark, Mark, slice]] = []
+        self._timeline: Timeline | None = None
 
-    @contextmanager
-    def exchange(self, tensor: Tensor) -> Iterator[None]:
+    def exchange(self, tensor: Tensor, ranks: Iterable[int] = (0,)) -> AbstractContextManager[None]:
         """Time the `with` block, in which this worker exchanges `tensor` with workers or servers.
 
         The time begins when this worker is ready to send, so it includes the wait for other
@@ -52,13 +51,13 @@ class ExchangeLog:
 
         Args:
             tensor: The tensor that travels; the time is taken on its device.
+            ranks: The ranks of the workers that exchange with one another, this worker's among
+                them; by default all.
         """
-        begin = mark(tensor.device)
-        yield
-        self._exchanges.append((begin, mark(tensor.device)))
+        self.first_ranks.append(min(ranks))
+        return self._phase("exchange", tensor)
 
-    @contextmanager
-    def codec(self, gradients: Tensor) -> Iterator[None]:
+    def codec(self, gradients: Tensor) -> AbstractContextManager[None]:
         """Time what a codec computes in the `with` block, without the exchanges in the block.
 
         So a codec's computing does not appear as waiting for other workers.
@@ -66,11 +65,11 @@ class ExchangeLog:
         Args:
             gradients: The tensor that is encoded; the time is taken on its device.
         """
-        begin, num_before = mark(gradients.device), len(self._exchanges)
-        yield
-        self._codecs.append(
-            (begin, mark(gradients.device), slice(num_before, len(self._exchanges)))
-        )
+        return self._phase("codec", gradients)
+
+    def _phase(self, name: str, tensor: Tensor) -> AbstractContextManager[None]:
+        self._timeline = self._timeline or Timeline(tensor.device)
+        return self._timeline.phase(name)
 
     def read_clocks(self) -> None:
         """Add the times of new exchanges to `seconds`, and the codec's computing to
@@ -78,12 +77,11 @@ class ExchangeLog:
 
         On a GPU, this waits until the GPU has finished the work that is timed.
         """
-        seconds = [seconds_between(begin, end) for begin, end in self._exchanges]
-        for begin, end, within in self._codecs:
-            computed = seconds_between(begin, end) - sum(seconds[within])
-            self.codec_seconds = (self.codec_seconds or 0.0) + computed
-        self.seconds += seconds
-        self._exchanges, self._codecs = [], []
+        for phase, seconds in self._timeline.spans() if self._timeline else ():
+            if phase == "exchange":
+                self.seconds.append(seconds)
+            elif phase == "codec":
+                self.codec_seconds = (self.codec_seconds or 0.0) + seconds
 
 
 class Strategy(ABC):
@@ -115,23 +113,12 @@ class Strategy(ABC):
     collective_forward = False
     """True if workers exchange in every forward pass, so that all must make equally many."""
 
-    saves_model = False
-    """True if `save_elsewhere` and `load_elsewhere` save and restore the parameters and the
-    optimizer's state, because no worker holds all of them.
-    """
-
     saves_within_epochs = True
     """False if checkpoints are possible only at the ends of epochs."""
 
     division = ""
     """A text that says which worker holds which stages; it is the same on all workers, and empty if
     they hold none. A checkpoint of workers with another one has no state of this worker alone.
-    """
-
-    hides_exchange = False
-    """True if the meter times only the part of an exchange that follows this worker's computing.
-
-    `traffic` then returns no `exchange_seconds`.
     """
 
     def __init__(
@@ -149,7 +136,7 @@ class Strategy(ABC):
             paths: The files of the run's folder.
         """
         self.meter = ExchangeLog()
-        self.replicates = strategy.can.replicates
+        self.can = strategy.can
         self.rank, self.num_workers = place.rank, place.num_workers
         self.replica = place.rank
         """The index of this worker's share of each batch. Workers that hold parts of one replica of
@@ -218,18 +205,34 @@ class Strategy(ABC):
         """
         return global_batch(shares)
 
+    def during_pass(self, *, is_last: bool) -> AbstractContextManager[object]:
+        """Return the context manager that surrounds each pass of a training step.
+
+        A strategy that exchanges within passes may turn the error of an exchange into `WorkerLost`
+        in it.
+
+        Args:
+            is_last: True for the last pass of a step. It completes the gradient, so that each part
+                may travel as soon as it is ready.
+
+        Returns:
+            The context; by default it does nothing.
+        """
+        return nullcontext()
+
     @abstractmethod
     def step(self) -> None:
         """Update this worker's model from its gradient, in some strategies after an exchange."""
 
-    def rehearse(self) -> None:  # noqa: B027
-        """Try a step, with its exchange if it has one, before training; leave the model and the
-        optimizer unchanged.
+    def rehearse(self) -> None:
+        """Try a step, with its exchange if it has one, before training.
 
-        This opens the connections and loads the kernels before the first step is timed. Afterwards
-        the parameters, the optimizer, and what the strategy and its codec remember and count are as
-        before. By default nothing is done. All workers call it together.
+        This opens the connections and loads the kernels before the first step is timed. The caller
+        restores the parameters and the optimizer afterwards, and by `load_state` and
+        `load_own_state` what the strategy remembers and counts. By default the trial is a step. All
+        workers call it together.
         """
+        self.step()
 
     @abstractmethod
     def gather(self, values: Tensor) -> Tensor:
@@ -287,9 +290,9 @@ class Strategy(ABC):
         """Return the bytes and the seconds of the exchanges since this method was last called, as
         far as they were measured.
 
-        All workers call it together. It assumes that all workers leave an exchange at the same
-        time, and that the last to arrive waits for nobody. So the shortest time of an exchange is
-        the exchange alone; what other workers took beyond that is waiting.
+        All workers call it together. It assumes that the workers of an exchange leave it at the
+        same time, and that the last to arrive waits for nobody. So the shortest time of an exchange
+        is the exchange alone; what other workers took beyond that is waiting.
 
         Returns:
             Bytes and seconds, the same on all workers.
@@ -302,18 +305,26 @@ class Strategy(ABC):
             meter.exchange_steps,
             meter.codec_seconds or 0.0,
         ]
-        every = self.gather(torch.tensor([*counts, *meter.seconds], dtype=torch.float64))
+        every = self.gather(
+            torch.tensor([*counts, *meter.seconds, *meter.first_ranks], dtype=torch.float64)
+        )
         sent, received, exchange_steps, codec_seconds = every[:, : len(counts)].T
-        seconds = every[:, len(counts) :]
-        exchange = float(seconds.min(dim=0).values.sum())  # 0 if there was no exchange
+        seconds, groups = every[:, len(counts) :].chunk(2, dim=1)
+        shortest = torch.full_like(seconds, torch.inf).scatter_reduce(
+            0, groups.long(), seconds, "amin"
+        )
+        travel = shortest.gather(0, groups.long()).sum(dim=1)  # of each worker
+        exchange = float(travel.mean())  # 0 if there was no exchange
+        # Then the meter times only the part of an exchange that follows this worker's computing.
+        hides_exchange = self.can.exchanges_in_passes and self.num_workers > 1
         return Traffic(
             sent_bytes=int(sent.mean()),
             received_bytes=int(received.mean()),
             exchange_steps=int(exchange_steps.max()),
-            exchange_seconds=None if self.hides_exchange else exchange,
+            exchange_seconds=None if hides_exchange else exchange,
             exposed_exchange_seconds=exchange,
             codec_seconds=None if meter.codec_seconds is None else float(codec_seconds.mean()),
-            worker_wait_seconds=tuple((seconds.sum(dim=1) - exchange).tolist()),
+            worker_wait_seconds=tuple((seconds.sum(dim=1) - travel).tolist()),
         )
 
     @property
@@ -450,29 +461,6 @@ class InBackward(Strategy):
             The module, which computes the same outputs.
         """
         return model
-
-    @abstractmethod
-    def rehearse(self) -> None:
-        """Make a trial step as `Strategy.rehearse` does, and complete an exchange that the last
-        backward pass began.
-        """
-
-    @abstractmethod
-    def before_last_pass(self) -> None:
-        """Prepare for the last pass of this step, in which gradients may be exchanged.
-
-        That pass completes the gradient, so each part may travel as soon as it is ready.
-        """
-
-    def passes(self) -> AbstractContextManager[None]:
-        """Return the context manager that surrounds each pass of a training step.
-
-        An exchange may fail within a pass. The context may turn its error into `WorkerLost`.
-
-        Returns:
-            The context; by default it does nothing.
-        """
-        return nullcontext()
 
 
 Sample = Callable[[int], Tensor]

@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import DDPConfig
 from bsweep.core.ranks import Place
-from bsweep.numerics import optim
 from bsweep.runlog import waits
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
@@ -61,7 +60,6 @@ class DDP(TorchStrategy, InBackward):
                 process_group=self.workers,
                 bucket_cap_mb=self._config.bucket_mb,
                 broadcast_buffers=False,
-                gradient_as_bucket_view=True,
             )
         state, hook = self._hook()
         if hook:
@@ -69,21 +67,14 @@ class DDP(TorchStrategy, InBackward):
         self._module.require_backward_grad_sync = False
         return self._module
 
-    def before_last_pass(self) -> None:
-        self._module.require_backward_grad_sync = True
-
-    def passes(self) -> AbstractContextManager[None]:
+    def during_pass(self, *, is_last: bool) -> AbstractContextManager[None]:
+        self._module.require_backward_grad_sync = is_last
         return exchange_lost()
 
     def step(self) -> None:
         self._module.require_backward_grad_sync = False
         self._count_step()
         self._optimizer.step()
-
-    def rehearse(self) -> None:
-        self._module.require_backward_grad_sync = False
-        optim.rehearse(self._optimizer)
-        self._powersgd = self._new_powersgd()
 
     def traffic(self) -> Traffic:
         meter, self.meter = self.meter, ExchangeLog()
@@ -166,10 +157,7 @@ class InEachPass(InBackward):
 
     collective_forward = True
 
-    def before_last_pass(self) -> None:
-        """Do nothing: the last pass is like the others."""
-
-    def passes(self) -> AbstractContextManager[None]:
+    def during_pass(self, *, is_last: bool) -> AbstractContextManager[None]:
         return exchange_lost()
 
     def evaluating(self) -> AbstractContextManager[None]:

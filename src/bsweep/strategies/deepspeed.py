@@ -36,8 +36,6 @@ _FOLDER, _TAG = "deepspeed", "last"  # of the engine's files in a checkpoint
 
 
 class DeepSpeed(TorchStrategy, InEachPass):
-    saves_model = True
-
     def __init__(
         self, config: RunConfig, strategy: DeepSpeedConfig, place: Place, paths: RunPaths
     ) -> None:
@@ -152,8 +150,5 @@ class _Held(Vector):
     def gradients(self) -> Tensor:  # type: ignore[override]
         return self.parameters.to("meta")
 
-    def drop_gradients(self) -> None:
+    def zero_gradients(self) -> None:
         """Do nothing: the engine drops them at the end of its step."""
-
-    def collect_gradients(self, tensors: object = None) -> None:
-        """Do nothing: the engine has collected them."""

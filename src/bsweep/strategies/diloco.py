@@ -30,7 +30,6 @@ from bsweep.config.run import RunConfig
 from bsweep.config.strategies import DiLoCoConfig
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
-from bsweep.numerics import optim
 from bsweep.numerics.vector import Anchor, Flat
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Round, Traffic
@@ -127,8 +126,8 @@ class DiLoCo(Rounds):
         self._num_steps += 1
 
     def rehearse(self) -> None:
-        optim.rehearse(self._optimizer)
-        self._exchange.rehearse()
+        self._optimizer.step()
+        self._exchange.step()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         arrivals = self._meet(sums, num_examples)

@@ -10,7 +10,8 @@ tensors.
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.strategies import CYCLE_VARIABLE, GPU_CYCLE_MS, HorovodConfig
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import Place, num_cores
-from bsweep.numerics.vector import Flat, Vector
+from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import InBackward
@@ -39,7 +40,6 @@ class Horovod(Summing, InBackward):
         _begin(hvd, on_gpu=num_gpus(config.device) > 0, local_workers=place.local_workers)
         self._hvd = hvd
         self._num_buckets = strategy.buckets
-        self.hides_exchange = strategy.buckets > 1 and self.num_workers > 1
         self._operation = hvd.Adasum if strategy.op == "adasum" else hvd.Sum
         if strategy.op == "adasum":
             # Adasum combines local means, not shares of the global mean.
@@ -64,18 +64,18 @@ class Horovod(Summing, InBackward):
             self._hvd.broadcast_(start, root_rank=0, name="parameters")
         vector.parameters.copy_(start)
         if len(self._buckets) > 1:
-            assert isinstance(vector, Vector), "gradients of a model arrive one by one"
             for part, tensor in zip(vector.slices, vector.tensors, strict=True):
                 touched = [b for b in self._buckets if b.start < part.stop and part.start < b.stop]
                 self._hooks.append(
-                    tensor.register_post_accumulate_grad_hook(self._arrival(vector, touched))
+                    tensor.register_post_accumulate_grad_hook(self._arrival(touched))
                 )
                 for bucket in touched:
                     bucket.num_tensors += 1
 
-    def before_last_pass(self) -> None:
-        for bucket in self._buckets:
+    def during_pass(self, *, is_last: bool) -> AbstractContextManager[None]:
+        for bucket in self._buckets if is_last else ():
             bucket.num_missing = bucket.num_tensors
+        return nullcontext()
 
     def sum_gradients(self) -> None:
         for bucket in self._buckets:
@@ -112,11 +112,10 @@ class Horovod(Summing, InBackward):
         for hook in self._hooks:
             hook.remove()
 
-    def _arrival(self, vector: Vector, buckets: list[_Bucket]) -> Any:
-        def hook(tensor: nn.Parameter) -> None:
+    def _arrival(self, buckets: list[_Bucket]) -> Callable[[nn.Parameter], None]:
+        def hook(_: nn.Parameter) -> None:
             for bucket in buckets:
                 if bucket.num_missing:  # 0 before the last pass of a step
-                    vector.collect_gradients([tensor])
                     bucket.num_missing -= 1
                     if not bucket.num_missing:
                         self._send(bucket)

@@ -17,9 +17,8 @@ from bsweep.config.run import RunConfig
 from bsweep.config.strategies import LocalSGDConfig
 from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
-from bsweep.numerics import optim
 from bsweep.runlog.files import RunPaths
-from bsweep.strategies.base import ExchangeLog, Rounds
+from bsweep.strategies.base import Rounds
 from bsweep.strategies.process_group import TorchStrategy
 
 
@@ -47,9 +46,8 @@ class LocalSGD(TorchStrategy, Rounds):
         self._num_steps += 1
 
     def rehearse(self) -> None:
-        optim.rehearse(self._optimizer)
+        self.step()
         self.all_reduce(self._vector.gradients)
-        self.meter = ExchangeLog()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         warms_up = self._num_steps <= self._config.warmup_steps

@@ -31,8 +31,6 @@ from bsweep.strategies.process_group import TorchStrategy
 class InParts(TorchStrategy):
     """A strategy whose checkpoints hold the parts of the model by the names of its tensors."""
 
-    saves_model = True
-
     def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
         assert isinstance(self._vector, Vector)
         return save(self._vector, self._optimizer, checkpoint.folder, self.workers)

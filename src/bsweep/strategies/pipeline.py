@@ -27,7 +27,7 @@ from bsweep.config.splitting import PipelineConfig, StagedConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.activations import Activations
-from bsweep.numerics.clock import mark, seconds_between
+from bsweep.numerics.timing import mark, seconds_between
 from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
@@ -233,15 +233,13 @@ class Pipeline(InParts, Staged):
     def rehearse(self) -> None:
         self._sum_gradients(torch.zeros_like(self._vector.gradients))
         with self._clipping():
-            optim.rehearse(self._optimizer)
+            self._optimizer.step()
         with worker_lost():
             for stage in self._borders():
                 self._message_seconds[stage] = self._seconds_of_message(stage)
         for size, (_, stages) in self._schedules.items():
             for timed in stages:
                 timed.expect(*self._seconds_of_messages(timed.stage_index, size))
-        self.meter = ExchangeLog()
-        self._times.forget()
 
     def _seconds_of_messages(self, stage: int, size: int) -> tuple[float, float]:
         """Return how long a message to a stage from the one before takes, and one from the stage
@@ -320,5 +318,7 @@ class Pipeline(InParts, Staged):
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         super().load_own_state(state)
+        self._times.forget()
         self._times.busy, self._times.idle, self._times.exchange = state["times"]
-        self._activations.peak_bytes = state["peak"]
+        # The warm-up has seen most kinds of passes, whose peak counts, too.
+        self._activations.peak_bytes = max(self._activations.peak_bytes, state["peak"])

@@ -9,7 +9,8 @@ replica hold one model together, and equal parts are summed between replicas.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -59,9 +60,11 @@ class Sharded(Split):
         super().prepare(vector, optimizer)
         self._num_passes = 0  # of the step so far
 
-    def passes(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def during_pass(self, *, is_last: bool) -> Iterator[None]:
         self._num_passes += 1
-        return super().passes()
+        with super().during_pass(is_last=is_last):
+            yield
 
     def step(self) -> None:
         num_bytes = self._num_passes * self._bytes_of_pass()
@@ -69,10 +72,6 @@ class Sharded(Split):
         self.meter.received_bytes += num_bytes
         self._num_passes = 0
         super().step()
-
-    def rehearse(self) -> None:
-        super().rehearse()
-        self._num_passes = 0
 
     def _bytes_of_pass(self) -> int:
         """Return the bytes that a worker sends in one pass, if all collectives are rings.

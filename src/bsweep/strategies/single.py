@@ -7,7 +7,6 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bsweep.numerics import optim
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import Strategy
@@ -19,9 +18,6 @@ class Single(Strategy):
 
     def step(self) -> None:
         self._optimizer.step()
-
-    def rehearse(self) -> None:
-        optim.rehearse(self._optimizer)
 
     def gather(self, values: Tensor) -> Tensor:
         return values.unsqueeze(0)

@@ -6,6 +6,8 @@ is not measured.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -18,7 +20,6 @@ from torch.optim import Optimizer
 from bsweep.config.run import RunConfig
 from bsweep.config.splitting import SplitConfig
 from bsweep.core.ranks import Place
-from bsweep.numerics import optim
 from bsweep.numerics.sharded_vector import ShardedVector
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
@@ -61,11 +62,15 @@ class Split(InParts, InEachPass):
         self._vector = self._parts = vector
         self._optimizer = optimizer
 
+    @contextmanager
+    def during_pass(self, *, is_last: bool) -> Iterator[None]:
+        with super().during_pass(is_last=is_last):
+            yield
+        if is_last:
+            self._parts.collect_gradients()
+
     def step(self) -> None:
         self._optimizer.step()
-
-    def rehearse(self) -> None:
-        optim.rehearse(self._optimizer)
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -16,8 +16,8 @@ from torch.distributed.pipelining import PipelineStage
 
 from bsweep import models
 from bsweep.core.torch_private import private
-from bsweep.numerics.clock import Mark, mark, seconds_between
-from bsweep.numerics.undisturbed import undisturbed
+from bsweep.numerics.restoring import restoring
+from bsweep.numerics.timing import Mark, mark, seconds_between
 from bsweep.strategies.base import Context
 
 Pieces = Sequence[tuple[str, nn.Module]]
@@ -72,7 +72,7 @@ def measured(pieces: Pieces, model: nn.Module, inputs: Tensor, autocast: Context
             not compute what the model computes.
     """
     rounds = []
-    with undisturbed(model, inputs.device):
+    with restoring(model, inputs.device):
         models.refuse_other_outputs(pieces, model, inputs, autocast)
         for _ in range(_ROUNDS):
             marks, outputs = [], []

@@ -16,10 +16,9 @@ from bsweep.compression.base import Codec, Setting
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
-from bsweep.numerics import optim
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.files import RunPaths
-from bsweep.strategies.base import ExchangeLog, Strategy
+from bsweep.strategies.base import Strategy
 
 
 class Summing(Strategy):
@@ -37,21 +36,9 @@ class Summing(Strategy):
     ) -> None:
         super().__init__(config, strategy, place, paths)
         self._config = config
-        self._hyperparameters: list[dict[str, Any]] = []
 
     def build_codec(self) -> None:
-        """Build the run's codec in its initial state, in place of an earlier one.
-
-        Call it when vector, optimizer, rank and number of workers are known, and again to start
-        anew.
-        """
-        groups = self._optimizer.param_groups
-        if not self._hyperparameters:
-            self._hyperparameters = [
-                {key: group[key] for key in group if key != "params"} for group in groups
-            ]
-        for group, given in zip(groups, self._hyperparameters, strict=True):
-            group.update(given)  # undo what a codec did: DGC takes the momentum over
+        """Build the run's codec, when vector, optimizer, rank and number of workers are known."""
         setting = Setting(
             vector=self._vector,
             optimizer=self._optimizer,
@@ -72,12 +59,6 @@ class Summing(Strategy):
     def step(self) -> None:
         self.exchange()
         self._optimizer.step()
-
-    def rehearse(self) -> None:
-        self.exchange()
-        optim.rehearse(self._optimizer)
-        self.meter = ExchangeLog()
-        self.build_codec()
 
     def own_state(self) -> dict[str, Any]:
         return {**super().own_state(), "codec": self._codec.saved() if self._codec else None}

@@ -23,7 +23,6 @@ from bsweep.models import plans
 from bsweep.numerics.sharded_vector import ShardedVector, of_layers
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
-from bsweep.strategies.base import ExchangeLog
 from bsweep.strategies.collectives import Wire, native
 from bsweep.strategies.ddp import exchange_lost
 from bsweep.strategies.sent_bytes import SentBytes
@@ -53,8 +52,8 @@ class TensorParallel(Split):
         return ShardedVector(of_layers(model, mesh["part"], self._shapes))
 
     @contextmanager
-    def passes(self) -> Iterator[None]:
-        with exchange_lost(), ExitStack() as self._counting:
+    def during_pass(self, *, is_last: bool) -> Iterator[None]:
+        with super().during_pass(is_last=is_last), ExitStack() as self._counting:
             yield
 
     def step(self) -> None:
@@ -64,11 +63,6 @@ class TensorParallel(Split):
         with exchange_lost(), ExitStack() as counting:
             self._watch(None, counting)
             self._optimizer.step()
-
-    def rehearse(self) -> None:
-        self._sum_between_replicas(self._parts.gradients)
-        super().rehearse()
-        self.meter = ExchangeLog()
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         whole = super().weights(model)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bsweep.config.values import seconds_of
 from bsweep.core import tensor_files
-from bsweep.numerics.clock import StepClock
+from bsweep.numerics.timing import StepClock
 from bsweep.runlog.checkpoint_files import (
     Checkpoint,
     checkpoint_at,
@@ -75,7 +75,8 @@ class CheckpointSchedule:
             return 0.0
         # The checkpoint holds the seconds of these steps, which a GPU may not have finished yet.
         clock.seconds()
-        seconds = self._save(cursor)
+        with clock.pause():
+            seconds = self._save(cursor)
         if wish == _STOP:
             reason = f"stopped on request after step {cursor.num_steps}, in epoch {cursor.epoch}"
             message = f"{reason}; start the same sweep again to resume"
@@ -102,13 +103,13 @@ class CheckpointSchedule:
         now = time.monotonic()
         rate = self._rounds / max(1e-6, now - self._looked_at)
         apart = seconds_of(self._every) or _APART_SECONDS
-        own = [
+        proposal = [
             self._wish(now),
             *(max(1, int(rate * seconds)) for seconds in (_LOOK_SECONDS, apart)),
         ]
         # The answer of the first worker counts.
         wish, self._rounds_together, self._rounds_apart = map(
-            int, strategy.gather(torch.tensor(own, dtype=torch.float64))[0].tolist()
+            int, strategy.gather(torch.tensor(proposal, dtype=torch.float64))[0].tolist()
         )
         self._rounds, self._looked_at = 0, time.monotonic()
         return wish
@@ -157,16 +158,17 @@ def save(job: Job, cursor: Cursor) -> None:
         sha256 |= strategy.save_elsewhere(checkpoint)
     except OSError as error:
         problem = problem or f"{type(error).__name__}: {error}"
-    every = strategy.gather_json({"problem": problem, "sha256": sha256})
-    problems = [one["problem"] for one in every if one["problem"]]
+    answers = strategy.gather_json({"problem": problem, "sha256": sha256})
+    problems = [answer["problem"] for answer in answers if answer["problem"]]
     if job.place.rank == 0:
         if problems:
             checkpoint.remove()
             message = f"{checkpoint.folder} was not written: {problems[0]}"
             job.record(Event(event="warning", message=message))
         else:
-            of_all = {name: digest for one in every for name, digest in one["sha256"].items()}
-            checkpoint.complete({**_facts(job, cursor), "sha256": of_all})
+            for answer in answers:
+                sha256 |= answer["sha256"]
+            checkpoint.complete({**_facts(job, cursor), "sha256": sha256})
             prune(job.paths)
     # All workers wait here for the first one, so that no worker's next step does.
     strategy.gather(torch.zeros(1, dtype=torch.float64))
@@ -193,13 +195,13 @@ def _shared_state(job: Job, cursor: Cursor) -> dict[str, Any]:
         "strategy": job.strategy.state(),
         "policy": job.policy.state(),
         "noise": job.noise.state() if job.noise else None,
-        "model": _model_state(job) if job.strategy.replicates else None,
+        "model": _model_state(job) if job.strategy.can.replicates else None,
     }
 
 
 def _own_state(job: Job, cursor: Cursor) -> dict[str, Any]:
     scale, strategy = job.vector.scale, job.strategy
-    is_own = not strategy.replicates and not strategy.saves_model
+    is_own = not (strategy.can.replicates or strategy.can.splits_model)
     on_gpu = {"cuda": torch.cuda.get_rng_state()} if job.device.type == "cuda" else {}
     return {
         "model": _model_state(job) if is_own else None,
@@ -229,13 +231,13 @@ def load(job: Job) -> Cursor | None:
     Raises:
         ValueError: If a file of the checkpoint cannot be read.
     """
-    found = [checkpoint.folder.name for checkpoint in checkpoints(job.paths)[:1]]
-    names = job.strategy.gather_json({"names": found})[0]["names"]
+    names = [checkpoint.folder.name for checkpoint in checkpoints(job.paths)[:1]]
+    names = job.strategy.gather_json({"names": names})[0]["names"]
     if not names:
         return None
     checkpoint = Checkpoint(job.paths.checkpoints / names[0])
-    shared, own = _read(job, checkpoint)
-    is_read = shared is not None and own is not None
+    shared, own_state = _read(job, checkpoint)
+    is_read = shared is not None and own_state is not None
     is_read &= job.strategy.load_elsewhere(checkpoint)
     if not bool(job.strategy.gather(torch.tensor([is_read], dtype=torch.float64)).all()):
         raise ValueError(
@@ -244,8 +246,8 @@ def load(job: Job) -> Cursor | None:
             "starts from its beginning."
         )
     assert shared is not None
-    assert own is not None
-    return _put_back(job, shared, own)
+    assert own_state is not None
+    return _put_back(job, shared, own_state)
 
 
 def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -260,34 +262,36 @@ def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict
     then = facts["num_workers"], facts.get("division", "")
     if then != (num_workers, job.strategy.division):
         every = [tensor_files.read_tensors(checkpoint.own(r)) for r in range(facts["num_workers"])]
-        return shared, None if None in every else _of_one_among_others(every, rank)
+        return shared, None if None in every else _state_of_another_division(every, rank)
     return shared, tensor_files.read_tensors(checkpoint.own(rank))
 
 
-def _of_one_among_others(every: Sequence[Any], rank: int) -> dict[str, Any]:
+def _state_of_another_division(states: Sequence[Any], rank: int) -> dict[str, Any]:
     """Return a worker's own training state, built from a checkpoint of workers that were more or
     fewer, or held other stages.
 
-    `every` holds the own states of all earlier workers. Each new worker gets the mean of their
+    `states` are the own states of all earlier workers. Each new worker gets the mean of their
     floating-point buffers, by name; rank 0 alone gets the sums of all. Random numbers and the
     strategy's own state begin anew.
     """
-    alike: dict[str, list[Tensor]] = {}
-    for own in every:
-        for name, buffer in zip(own["buffer_names"], own["buffers"], strict=True):
-            alike.setdefault(name, []).append(buffer)
+    copies: dict[str, list[Tensor]] = {}
+    for state in states:
+        for name, buffer in zip(state["buffer_names"], state["buffers"], strict=True):
+            copies.setdefault(name, []).append(buffer)
     buffers = [
-        torch.stack(each).mean(dim=0) if each[0].is_floating_point() else each[0]
-        for each in alike.values()
+        torch.stack(equal).mean(dim=0) if equal[0].is_floating_point() else equal[0]
+        for equal in copies.values()
     ]
-    sums = {name: sum(own[name] for own in every) * (rank == 0) for name in ("totals", "recent")}
+    sums = {
+        name: sum(state[name] for state in states) * (rank == 0) for name in ("totals", "recent")
+    }
     return {
         "model": None,
         "strategy": None,
         "random": None,
-        "scale": every[0]["scale"],
+        "scale": states[0]["scale"],
         "buffers": buffers,
-        "buffer_names": list(alike),
+        "buffer_names": list(copies),
         **sums,
     }
 

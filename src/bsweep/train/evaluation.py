@@ -13,6 +13,7 @@ from torch import Tensor
 from bsweep.core import memory
 from bsweep.data import plan
 from bsweep.data.streaming import Part
+from bsweep.numerics.restoring import restoring
 from bsweep.runlog.measured import Evaluation
 from bsweep.runlog.records import Event
 from bsweep.strategies import Staged
@@ -59,10 +60,8 @@ def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
     Return the scores and the sentence about the target, as `take` does. Each worker gets back its
     own buffers, such as BatchNorm's statistics.
     """
-    own = [buffer.clone() for buffer in job.model.buffers()]
-    evaluation = take(job, cursor, epoch_seconds)
-    for buffer, value in zip(job.model.buffers(), own, strict=True):
-        buffer.copy_(value)
+    with restoring(job.model, job.device):
+        evaluation = take(job, cursor, epoch_seconds)
     job.training_model.train()
     return evaluation
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 
 import torch
@@ -13,7 +13,7 @@ from bsweep.data import plan
 from bsweep.numerics.graphs import BrokenCapture, Compute, Graph, Graphs, on_capture_stream
 from bsweep.runlog.records import Event
 from bsweep.strategies import InBackward
-from bsweep.train import step
+from bsweep.train import halves, step
 from bsweep.train.job import Job
 
 # The largest relative difference of gradients. Kernels that add in varying order differ by less,
@@ -40,26 +40,30 @@ def lost_memory() -> str:
     return next((str(error) for error in _broken if memory.is_out_of_memory(error)), "")
 
 
-def captured(job: Job) -> tuple[Job, list[Event]]:
-    """Return this worker's training job, with CUDA graphs unless `graph=false` or a worker cannot
-    capture them, and a list of warnings to record.
+def capture(job: Job) -> list[Event]:
+    """Capture the CUDA graphs of this worker's job, unless `graph=false` or a worker cannot capture
+    them, and return a list of warnings to record.
 
     The graphs hold the passes of full steps and of an epoch's smaller last step. All workers call
     this together and return together, because some take longer to capture than others.
 
     Args:
-        job: This worker's job.
+        job: This worker's job, whose `graphs` this sets.
     """
+    job.graphs = None
     if not job.config.graph:
-        return job, []
+        return []
     graphs = Graphs(job.policy.of_batches(job.config.worker_batches))
     reason, weight = _tried(job, graphs)
     every = job.strategy.gather_json({"reason": reason, "weight": weight})
     reasons = [
-        (one["weight"], rank, one["reason"]) for rank, one in enumerate(every) if one["reason"]
+        (answer["weight"], rank, answer["reason"])
+        for rank, answer in enumerate(every)
+        if answer["reason"]
     ]
     if not reasons:
-        return replace(job, graphs=graphs), []
+        job.graphs = graphs
+        return []
     # Either all workers use graphs or none does. The record speaks for all workers, and the others
     # would wait at each step for a worker without a graph.
     graphs.drop()
@@ -72,7 +76,7 @@ def captured(job: Job) -> tuple[Job, list[Event]]:
         "no CUDA graph is used: the host launches the kernels of steps one by one "
         f"({reason}); graph=false saves the memory of the attempt"
     )
-    return job, [Event(event="warning", message=message)] if weight else []
+    return [Event(event="warning", message=message)] if weight else []
 
 
 def no_graph(job: Job) -> str:
@@ -82,7 +86,7 @@ def no_graph(job: Job) -> str:
     in_passes = job.config.strategy.can.exchanges_in_passes
     if job.device.type != "cuda":
         return "there is no GPU"
-    if job.slowdown.factor != 1:
+    if job.slowdown:
         return "launch.slowdown stretches the passes"
     if job.dataset.train.streams:
         return "the examples are streamed to the GPU (data.device)"
@@ -136,7 +140,7 @@ def _tried(job: Job, graphs: Graphs) -> tuple[str, int]:
         )
         return reason, _FAILED
     try:
-        with step.forgotten(job):
+        with job.restoring():
             _check(job, _capture(job, graphs))
     except RuntimeError as error:
         return _reason(error)
@@ -182,15 +186,15 @@ def _sizes(job: Job) -> list[_Size]:
     shares = job.policy.of_batches(job.config.worker_batches)
     num_train, num_passes = len(job.dataset.train_labels), _num_passes(job)
     round_size = min(num_train, plan.round_size(shares))
-    found: dict[tuple[int, int], _Size] = {}
+    sizes: dict[tuple[int, int], _Size] = {}
     for batch in (job.inputs.first(size) for size in (round_size, num_train % round_size)):
 
         def compute(part: Tensor, crops: Tensor, batch: Tensor = batch) -> Tensor:
             return step.compute_passes(job, batch, part, crops, num_passes)
 
         for part in filter(len, plan.local_steps(batch, job.place.rank, shares)):
-            found[len(part), len(batch)] = _Size(batch, part, compute)
-    return list(found.values())
+            sizes[len(part), len(batch)] = _Size(batch, part, compute)
+    return list(sizes.values())
 
 
 def _num_passes(job: Job) -> int:
@@ -213,8 +217,8 @@ def _check(job: Job, trials: list[_Trial]) -> None:
             graphs for what runs without them.
     """
     for trial in trials:
-        found = _gradients(job, trial.graph.replay, trial.size.part)
-        if (found - trial.gradients).norm() > _TOLERANCE * trial.gradients.norm():
+        gradients = _gradients(job, trial.graph.replay, trial.size.part)
+        if (gradients - trial.gradients).norm() > _TOLERANCE * trial.gradients.norm():
             raise RuntimeError(
                 "the gradients of the CUDA graph differ from those without a graph, perhaps "
                 "because Python code of the model decides what to compute"
@@ -231,8 +235,8 @@ def _try_beside(job: Job, batch: Tensor, part: Tensor, num_passes: int) -> None:
         RuntimeError: If there is not enough memory for both (`memory.is_out_of_memory`).
     """
     crops = job.inputs.crops(0, job.config.seed)
-    noise_of_one = job.config.measures_noise and job.config.num_workers == 1
-    if noise_of_one and num_passes == 1:
-        step.pass_on_halves(job, part, crops)
-    if job.config.batching.may_return or (noise_of_one and num_passes > 1):
+    noise = job.noise if job.config.num_workers == 1 else None
+    if noise and num_passes == 1:
+        halves.measure(job, noise, part, crops)
+    if job.config.batching.may_return or (noise and num_passes > 1):
         step.compute_passes(job, batch, part, crops, num_passes)

@@ -4,8 +4,8 @@ use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +16,27 @@ from torch.optim import Optimizer
 from bsweep.batching import Policy
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
+from bsweep.core.torch_private import private
 from bsweep.data.dataset import Dataset
-from bsweep.numerics.clock import Phase, Slowdown, untimed
 from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.graphs import Graphs
 from bsweep.numerics.objective import Objective
 from bsweep.numerics.precision import autocast
+from bsweep.numerics.restoring import restoring
 from bsweep.numerics.vector import Vector
-from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
+from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.records import Record
 from bsweep.strategies import Strategy
 from bsweep.train.inputs import Inputs
 from bsweep.train.noise_meter import NoiseMeter
+from bsweep.train.slowdown import Slowdown
+
+Phase = Callable[[str], AbstractContextManager[object]]
+"""A function that takes the name of a part of a step, and returns a context manager that times it.
+"""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
     """The training job of one worker: the objects that its training loop and its steps use."""
 
@@ -39,7 +45,6 @@ class Job:
     place: Place
     device: torch.device
     precision: str
-    dataset: Dataset
     inputs: Inputs
     model: nn.Module
     training_model: nn.Module  # the model itself, or the strategy's wrapper around it
@@ -50,18 +55,19 @@ class Job:
     policy: Policy
     # takes the epochs done and the examples behind a step
     learning_rate: Callable[[float, float], float]
-    slowdown: Slowdown
-    alive: SignOfLife
     log: RunLog
-    on_step: Callable[[], None]
-    noise: NoiseMeter | None  # None if the run does not measure the gradient noise
-    num_blocks: int | None = None  # of the whole model; None if a name of a block is wrong
-    pieces: tuple[str, ...] | None = None  # of the whole model, by name; None if it has none
-    # the equipment of each worker, by rank; see `bsweep.train.peers_check`
-    peers: tuple[Mapping[str, Any], ...] = ()
+    heartbeat: Callable[[], None]  # shows a sign of life
+    facts: dict[str, Any]  # fields of the start record that are known since the set-up
+    # Each of these is None where the run does not ask for it.
+    noise: NoiseMeter | None = None  # measures the gradient noise
+    slowdown: Slowdown | None = None
+    compiled: Compiled | None = None  # the model, compiled by torch
     graphs: Graphs | None = None  # of the passes of steps
-    compiled: Compiled | None = None  # the model, if torch compiles it
-    phase: Phase = untimed  # times a named part of a step; see `bsweep.measure.profile_worker`
+    phase: Phase = nullcontext  # times the part of a step with this name
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.inputs.dataset
 
     def record(self, *records: Record) -> None:
         """Write records to the run log if this worker is the first one."""
@@ -69,13 +75,32 @@ class Job:
             for record in records:
                 self.log.write(record)
 
-    def heartbeat(self) -> None:
-        self.alive.show()
-        self.on_step()
+    def outputs(self, inputs: Tensor, model: nn.Module | None = None) -> Any:
+        """Return the outputs of a forward pass of a training step, in the run's precision.
+
+        Args:
+            inputs: The inputs of the examples (B, ...).
+            model: The model to use in place of that of training steps.
+        """
+        with self.autocast(), batchnorm_fit_for(self.model, len(inputs)):
+            compute = (self.compiled or self.training_model) if model is None else model
+            return compute(inputs)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the context manager for forward passes in the run's precision."""
         return autocast(self.precision, self.device)
+
+    def slowed(self, num_examples: int) -> AbstractContextManager[None]:
+        """Return the context manager for passes on some examples, which may slow them down."""
+        return self.slowdown.step(num_examples) if self.slowdown else nullcontext()
+
+    def restoring(self, optimizer: Optimizer | None = None) -> AbstractContextManager[None]:
+        """Return the context manager for trial passes in training mode, which leave no trace in the
+        model; with `optimizer`, trial steps leave none in its parameters and its state.
+        """
+        self.training_model.train()
+        tensors = self.vector.scale.state.values() if self.vector.scale else ()
+        return restoring(self.model, self.device, tensors, optimizer)
 
     def compiling(self) -> AbstractContextManager[None]:
         """Return the context manager for warm-up steps: it compiles the model for the batch sizes
@@ -96,3 +121,23 @@ class Job:
         together.
         """
         return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
+
+
+@contextmanager
+def batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
+    """Make BatchNorm use its running statistics while the block runs, if the batch has one example.
+
+    An epoch's last batch may be that small. Where feature maps are 1x1, one example has no
+    statistics of its own.
+    """
+    if num_examples > 1:
+        yield
+        return
+    norms = [m for m in model.modules() if isinstance(m, private("batchnorm")) and m.training]
+    for norm in norms:
+        norm.eval()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.train()

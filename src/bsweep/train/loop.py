@@ -14,7 +14,7 @@ from bsweep.core import energy, memory
 from bsweep.data import plan
 from bsweep.models import final_file
 from bsweep.numerics import optim
-from bsweep.numerics.clock import StepClock
+from bsweep.numerics.timing import StepClock
 from bsweep.runlog.errors import Diverged
 from bsweep.runlog.measured import NoiseScale
 from bsweep.runlog.records import End, Epoch, Event, Round, Step, WorkerMemory
@@ -24,8 +24,6 @@ from bsweep.train.checkpointing import CheckpointSchedule
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 
-Shares = tuple[plan.Share, ...]
-
 
 def train(job: Job, cursor: Cursor | None) -> None:
     """Train the model from the position `cursor` to the end of the run; begin at the start if
@@ -34,26 +32,26 @@ def train(job: Job, cursor: Cursor | None) -> None:
     `bsweep.train.worker.train` says which exceptions this raises.
     """
     cursor = cursor or Cursor.of(job.device, len(job.dataset.train_labels))
-    keeper = CheckpointSchedule(job)
+    checkpoints = CheckpointSchedule(job)
     # A run that stopped after its last round still needs the record of that epoch.
     while cursor.epoch <= job.config.epochs and not (
         _is_finished(job, cursor) and cursor.position == 0
     ):
-        job.record(train_epoch(job, cursor, keeper))
-        own = job.vector.parameters.sum().double().view(1)  # a worker may hold a part of them only
-        if not math.isfinite(job.sums(own)[0]):
+        job.record(train_epoch(job, cursor, checkpoints))
+        # A worker may hold a part of the parameters only.
+        if not math.isfinite(job.sums(job.vector.parameters.sum().double().view(1))[0]):
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
-        cursor.checkpoint_seconds += keeper.after_epoch(cursor)
+        cursor.checkpoint_seconds += checkpoints.after_epoch(cursor)
     loss, accuracy = evaluation.final(job)
     if job.config.keep_weights:
         _keep_weights(job)
-    told = [cursor.reached] if cursor.reached and job.config.stop_at_target else []
-    told += [f"test accuracy {accuracy:.4f}, measured once"] if accuracy is not None else []
+    messages = [cursor.reached] if cursor.reached and job.config.stop_at_target else []
+    messages += [f"test accuracy {accuracy:.4f}, measured once"] if accuracy is not None else []
     job.record(
         End(
             status="completed",
-            message="; ".join(told),
+            message="; ".join(messages),
             epochs=cursor.epoch - 1,
             num_steps=cursor.num_steps,
             final_test_loss=loss,
@@ -74,7 +72,7 @@ def _keep_weights(job: Job) -> None:
         job.record(Event(event="warning", message=message))
 
 
-def train_epoch(job: Job, cursor: Cursor, keeper: CheckpointSchedule) -> Epoch:
+def train_epoch(job: Job, cursor: Cursor, checkpoints: CheckpointSchedule) -> Epoch:
     """Train to the end of the current epoch or of the run, evaluate the model, and return the
     epoch's record.
     """
@@ -92,20 +90,18 @@ def train_epoch(job: Job, cursor: Cursor, keeper: CheckpointSchedule) -> Epoch:
         if not _is_over(job, cursor) and evaluation.is_due(job, cursor):
             # This waits for the GPU to finish its steps before its energy is read.
             seconds = clock.seconds()
-            with meter.paused():
+            with clock.pause(), meter.paused():
                 if cursor.peak_memory_bytes is None:
                     cursor.peak_memory_bytes = memory.peak_bytes(job.device)
                 cursor.add_evaluation(*evaluation.within_epoch(job, cursor, sum(seconds)))
-            clock.pause()
-        if seconds_of_checkpoint := keeper.after_round(cursor, clock):
-            cursor.checkpoint_seconds += seconds_of_checkpoint
-            clock.pause()
+        cursor.checkpoint_seconds += checkpoints.after_round(cursor, clock)
     return _epoch_record(job, cursor, clock, meter.joules() if is_whole else math.nan)
 
 
 def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> None:
     """Train one round, which begins at the position `cursor`; with most strategies a round is one
-    step.
+    step. Record it, and show its measurements to the batching policy, which may then change the
+    batch size.
 
     Args:
         job: This worker's job.
@@ -115,15 +111,31 @@ def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> No
     """
     shares = job.policy.shares(cursor.epochs_done())
     graph_capture.drop_left(job, shares)
-    size = plan.round_size(shares)
-    batch, coming = (plan.step_indices(order, cursor.position + ahead, size) for ahead in (0, size))
-    sums = _train_steps(job, cursor, shares, batch, coming, clock)
-    _look_at_round(job, cursor, sums, clock)
+    sums = torch.zeros_like(cursor.totals)
+    for num_ahead in step.train_round(job, cursor, order, shares, clock, sums):
+        ends_training = not num_ahead and _is_over(job, cursor)
+        if len(clock) % job.config.log_every_steps == 0 or ends_training:
+            _log_step(job, cursor, clock, shares, cursor.epochs_done(num_ahead))
+    rounds = _record_rounds(job)
+    _record_noise(job, cursor)
+    stats = RoundStats(
+        epochs_done=cursor.epochs_done(),
+        rounds=tuple(rounds),
+        sums=sums,
+        gather=job.strategy.gather,
+        noise=job.noise.estimate() if job.noise else None,
+        num_train=cursor.num_train,
+        learning_rate=job.optimizer.param_groups[0]["lr"],
+        step_seconds=clock.seconds,
+    )
+    job.record(*job.policy.observe(stats))
 
 
-def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float) -> Epoch:
-    own = (cursor.totals + cursor.recent).tolist()
-    loss, correct, labels, joules = job.sums(torch.tensor([*own, own_joules], dtype=torch.float64))
+def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, host_joules: float) -> Epoch:
+    totals = (cursor.totals + cursor.recent).tolist()
+    loss, correct, labels, joules = job.sums(
+        torch.tensor([*totals, host_joules], dtype=torch.float64)
+    )
     if evaluation.finite(loss) is None:
         _diverge(job, f"the training loss became {loss / labels} in epoch {cursor.epoch}")
     seconds = clock.seconds()
@@ -167,85 +179,13 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, own_joules: float)
 
 def _worker_memory(job: Job, peak_bytes: int | None) -> tuple[dict[str, Any], ...]:
     """Return the memory of each worker, in the form of `WorkerMemory`."""
-    own = WorkerMemory(
+    memory_now = WorkerMemory(
         parameter_bytes=job.vector.parameters.nbytes,
         gradient_bytes=job.vector.gradients.nbytes,
         optimizer_bytes=optim.state_bytes(job.optimizer),
         peak_bytes=peak_bytes,
     )
-    return tuple(job.strategy.gather_json(asdict(own)))
-
-
-def _train_steps(
-    job: Job, cursor: Cursor, shares: Shares, batch: Tensor, coming: Tensor, clock: StepClock
-) -> Tensor:
-    """Run this worker's training steps of one round on its part of `batch`, then let the strategy
-    end the round.
-
-    Args:
-        job: This worker's job.
-        cursor: The position in the run, which this advances.
-        shares: The share of each worker, by rank.
-        batch: The indices of the round's examples, of all workers.
-        coming: The examples that the next round will most likely use, to load them early.
-        clock: The clock that times the steps.
-
-    Returns:
-        The sum of losses, the number of correct answers and the number of labels of this worker's
-        part, as a float64 tensor (3,) on the device.
-    """
-    strategy, own = job.strategy, shares[job.strategy.replica]
-    parts = plan.local_steps(batch, strategy.replica, shares)
-    coming_parts = [*parts, *plan.local_steps(coming, strategy.replica, shares)]
-    sums = torch.zeros_like(cursor.totals)
-    cursor.global_batch = plan.global_batch(shares)
-    if isinstance(strategy, Rounds):
-        strategy.begin_round(shares)
-    for number, part in enumerate(parts, 1):
-        ends_round = number == len(parts)
-        job.dataset.train.expect(coming_parts[number - 1 : number + 1])
-        if job.noise:
-            job.noise.begin_step(shares, len(batch), cursor.num_steps, bool(job.graphs))
-        with clock.step():
-            middle = cursor.epochs_done((number - 0.5) / len(parts) * len(batch))
-            rate = job.learning_rate(middle, strategy.rate_batch(shares))
-            optim.set_learning_rate(job.optimizer, rate * job.policy.rate_factor(middle))
-            sums_of_step = step.train_step(job, batch, part, cursor.epoch, own.num_passes)
-            sums += sums_of_step
-            cursor.recent += sums_of_step
-            if ends_round:
-                cursor.position += len(batch)
-                if isinstance(strategy, Rounds):
-                    with job.phase("exchange"):
-                        strategy.end_round(
-                            cursor.epoch, sums, sum(map(len, parts)), cursor.ends_epoch
-                        )
-        cursor.num_steps += 1
-        job.heartbeat()
-        ends_training = ends_round and _is_over(job, cursor)
-        if len(clock) % job.config.log_every_steps == 0 or ends_training:
-            trained = 0 if ends_round else number / len(parts) * len(batch)
-            _log_step(job, cursor, clock, shares, cursor.epochs_done(trained))
-    return sums
-
-
-def _look_at_round(job: Job, cursor: Cursor, sums: Tensor, clock: StepClock) -> None:
-    """Record a finished round, and show its measurements to the batching policy, which may then
-    change the batch size.
-    """
-    rounds = _record_rounds(job)
-    _record_noise(job, cursor)
-    seen = RoundStats(
-        epochs_done=cursor.epochs_done(),
-        rounds=tuple(rounds),
-        sums=sums,
-        gather=job.strategy.gather,
-        noise=job.noise.estimate() if job.noise else None,
-        num_train=cursor.num_train,
-        learning_rate=job.optimizer.param_groups[0]["lr"],
-        step_seconds=clock.seconds,
-    )
-    job.record(*job.policy.observe(seen))
+    return tuple(job.strategy.gather_json(asdict(memory_now)))
 
 
 def _record_noise(job: Job, cursor: Cursor) -> None:
@@ -294,14 +234,14 @@ def _is_over(job: Job, cursor: Cursor) -> bool:
 
 
 def _log_step(
-    job: Job, cursor: Cursor, clock: StepClock, shares: Shares, epochs_done: float
+    job: Job, cursor: Cursor, clock: StepClock, shares: tuple[plan.Share, ...], epochs_done: float
 ) -> None:
     # Workers that do not step together must not wait for one another here. So this worker's sums,
     # scaled to the size of the whole round, stand for all.
-    strategy, own = job.strategy, shares[job.strategy.replica].num_examples
-    others = plan.round_size(shares) / own
+    strategy = job.strategy
+    scale = plan.round_size(shares) / shares[strategy.replica].num_examples
     loss, _, labels = (
-        job.sums(cursor.recent) if strategy.lockstep else (cursor.recent * others).tolist()
+        job.sums(cursor.recent) if strategy.lockstep else (cursor.recent * scale).tolist()
     )
     cursor.totals += cursor.recent
     cursor.recent.zero_()

@@ -140,12 +140,12 @@ class NoiseMeter:
         step = self._step
         return step is not None and step.num_workers == 1 and not step.needs_halves
 
-    def before_passes(self, pass_on_halves: Callable[[], None]) -> None:
-        """Call `pass_on_halves` if this meter measures the noise from the gradients of the two
-        halves of a step's examples.
+    @property
+    def needs_halves(self) -> bool:
+        """True if the current step is measured by the gradients of the two halves of its examples,
+        which are computed beside it.
         """
-        if self._step is not None and self._step.needs_halves:
-            pass_on_halves()
+        return self._step is not None and self._step.needs_halves
 
     def after_pass(self, num_examples: int) -> None:
         """Record the squared norm of one pass's gradient, if the noise of this step is measured by

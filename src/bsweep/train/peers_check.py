@@ -132,27 +132,19 @@ def refuse_unequal(peers: Sequence[Peer]) -> None:
             )
 
 
-def on_record(peers: Sequence[Peer]) -> tuple[dict[str, Any], ...]:
-    """Return facts about each worker's hardware and software for the run's records, without the
-    facts about its data, which are equal for all workers.
+def on_record(peers: Sequence[Peer]) -> dict[str, Any]:
+    """Return the fields of a start record that name the workers' hardware and software.
+
+    `device` names each kind of device once, in the order of the workers, such as `Tesla T4, NVIDIA
+    A100`. `gpu_software` is None if the workers use CPUs. `workers` has the facts about each
+    worker, without those about its data, which are equal for all.
     """
     kept = ("host", "device", "precision", "tf32", "driver", "nccl", "cuda_visible_devices")
-    return tuple({name: peer[name] for name in kept} for peer in peers)
-
-
-def devices(peers: Sequence[Peer]) -> str:
-    """Return a text that names each kind of device once, such as `Tesla T4, NVIDIA A100`.
-
-    The order is that of the workers.
-    """
-    return ", ".join(dict.fromkeys(peer["device"] for peer in peers))
-
-
-def gpu_software(peers: Sequence[Peer]) -> str | None:
-    """Return a text with the workers' versions of the GPU driver and NCCL; None if they use
-    CPUs.
-    """
-    said = dict.fromkeys(
+    software = dict.fromkeys(
         f"driver {peer['driver']}, NCCL {peer['nccl']}" for peer in peers if peer["nccl"]
     )
-    return "; ".join(said) or None
+    return {
+        "device": ", ".join(dict.fromkeys(peer["device"] for peer in peers)),
+        "gpu_software": "; ".join(software) or None,
+        "workers": tuple({name: peer[name] for name in kept} for peer in peers),
+    }

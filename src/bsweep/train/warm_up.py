@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import torch
 
 from bsweep.data import plan
-from bsweep.numerics.clock import Slowdown
 from bsweep.train import step
 from bsweep.train.job import Job
 
@@ -24,21 +24,24 @@ def make_steps(job: Job) -> None:
             expected form.
     """
     checking = job.objective.checking(job.dataset.num_classes)
-    job = replace(job, slowdown=Slowdown(1.0, job.device), objective=checking)
+    job = replace(job, slowdown=None, objective=checking)
     shares = job.policy.of_batches(job.config.worker_batches)
     num_train, size = len(job.dataset.train_labels), plan.round_size(shares)
-    with step.forgotten(job), job.compiling():
+    state, own_state = copy.deepcopy((job.strategy.state(), job.strategy.own_state()))
+    with job.restoring(job.optimizer), job.compiling():
         # DDP needs two steps to settle its buckets, even if an epoch's last batch is a full one.
         for number, num_examples in enumerate((size, num_train % size or size)):
             # cuDNN searches for the fastest kernels for full batches only, and keeps the result.
             # Other sizes may come at any time and would each cost a search.
             torch.backends.cudnn.benchmark = number == 0
             batch = job.inputs.first(num_examples)
-            parts = plan.local_steps(batch, job.strategy.replica, shares)
+            steps = plan.local_steps(batch, job.strategy.replica, shares)
             crops = job.inputs.crops(0, job.config.seed)
-            for part in {len(part): part for part in parts}.values():
+            for examples in {len(indices): indices for indices in steps}.values():
                 step.compute_passes(
-                    job, batch, part, crops, shares[job.strategy.replica].num_passes
+                    job, batch, examples, crops, shares[job.strategy.replica].num_passes
                 )
             job.strategy.rehearse()
             job.heartbeat()
+    job.strategy.load_state(state)
+    job.strategy.load_own_state(own_state)

@@ -33,9 +33,7 @@ from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place
 from bsweep.core.torch_private import allocator_variable
 from bsweep.core.words import counted
-from bsweep.data.dataset import Dataset
 from bsweep.numerics import objective, optim, precision
-from bsweep.numerics.clock import Slowdown
 from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
@@ -58,6 +56,7 @@ from bsweep.train import (
 )
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
+from bsweep.train.slowdown import Slowdown
 
 _LEFT = "an earlier process of this run still works; start the same sweep again later"
 
@@ -101,7 +100,7 @@ def train(
     ):
         evaluation.refuse_unknown(job)
         warm_up.make_steps(job)
-        job, warnings = graph_capture.captured(job)
+        warnings = graph_capture.capture(job)
         # Graphs are compared before this: the gradients of a trained model are hardly more than the
         # rounding of kernels, which may add in varying order.
         cursor = checkpointing.load(job)
@@ -166,71 +165,57 @@ def set_up(
         _let_segments_grow()
     own.read_kept(config, paths.own)
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
-    config, of_run = replace(config, strategy=in_place or config.strategy), config
+    run_config, config = config, replace(config, strategy=in_place or config.strategy)
     strategy = strategies.build(config, place, paths)
     peers_check.refuse_missing_gpus(
         strategy.gather_json(peers_check.seat(place, gpus)), config.device
     )
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
-    run_precision = precision.choose(of_run, device)
+    run_precision = precision.choose(run_config, device)
     precision.round_products(run_precision)
-    every = strategy.gather_json(
+    workers = strategy.gather_json(
         {**peers_check.equipment(device, run_precision), **peers_check.data_facts(dataset)}
     )
-    peers_check.refuse_unequal(every)
-    job = _build_job(config, paths, place, device, dataset, strategy, run_precision, on_step)
-    return replace(job, peers=tuple(every))
-
-
-def _build_job(
-    config: RunConfig,
-    paths: RunPaths,
-    place: Place,
-    device: torch.device,
-    dataset: Dataset,
-    strategy: Strategy,
-    run_precision: str,
-    on_step: Callable[[], None],
-) -> Job:
-    """Return a training job with a newly initialised model, gradient vector and optimizer, which
-    computes in the precision `run_precision`.
-
-    All workers call this together.
-    """
+    peers_check.refuse_unequal(workers)
     dtype = precision.stored(run_precision)
     model = models.initial(config, dataset, device, dtype)
     layout = models.memory_format(config, model)
-    parts = _parts(config.model, model)
-    of_model = objective.of(model, dataset.train_labels)
+    facts = {**_parts(config.model, model), **peers_check.on_record(workers)}
+    model_objective = objective.of(model, dataset.train_labels)
     inputs = Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first)
     if isinstance(strategy, Staged):
         autocast = functools.partial(precision.autocast, run_precision, device)
         strategy.cut(model, inputs.sample, autocast)
     vector, optimizer = _vector_and_optimizer(config, run_precision, strategy, model)
     noise = noise_meter.build(config, vector, optimizer, strategy)
+    alive = SignOfLife(paths.alive(place.rank))
+
+    def heartbeat() -> None:
+        alive.show()
+        on_step()
+
+    slowdown = config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0
     return Job(
         config=config,
         paths=paths,
         place=place,
         device=device,
         precision=run_precision,
-        dataset=dataset,
         inputs=inputs,
         model=model,
         training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
-        objective=of_model,
+        objective=model_objective,
         vector=vector,
         optimizer=optimizer,
         strategy=strategy,
         policy=batching.build(config),
         learning_rate=optim.schedule(config),
-        slowdown=Slowdown((config.launch.slowdown or {place.rank: 1.0})[place.rank], device),
-        alive=SignOfLife(paths.alive(place.rank)),
         log=RunLog(paths.metrics),
-        on_step=on_step,
+        heartbeat=heartbeat,
+        facts=facts,
         noise=noise,
-        **parts,
+        slowdown=Slowdown(slowdown, device) if slowdown != 1 else None,
         compiled=Compiled(model) if config.compile else None,
     )
 
@@ -239,12 +224,12 @@ def _parts(card: ModelConfig, model: nn.Module) -> dict[str, Any]:
     """Return the number of the blocks of a whole model and the names of its pieces, without those
     that cannot be told.
     """
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     with suppress(ConfigError):
-        found["num_blocks"] = len(models.blocks(card, model))
+        facts["num_blocks"] = len(models.blocks(card, model))
     with suppress(ConfigError):
-        found["pieces"] = tuple(name for name, _ in models.pieces(card, model))
-    return found
+        facts["pieces"] = tuple(name for name, _ in models.pieces(card, model))
+    return facts
 
 
 def _vector_and_optimizer(
@@ -301,15 +286,10 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         tokens_per_example=dataset.tokens_per_example,
         num_parameters=job.vector.num_parameters,
         layer_parameters=_layer_parameters(job.vector),
-        num_blocks=job.num_blocks,
-        pieces=job.pieces,
-        device=peers_check.devices(job.peers),
         precision=job.precision,
         channels_last=job.inputs.layout == torch.channels_last,
         compile=config.compile,
         compile_seconds=job.compiled.seconds if job.compiled else None,
-        gpu_software=peers_check.gpu_software(job.peers),
-        workers=peers_check.on_record(job.peers),
         stages=job.strategy.stages if isinstance(job.strategy, Staged) else None,
         graph=job.graphs is not None if job.device.type == "cuda" else None,
         threads=torch.get_num_threads(),
@@ -317,6 +297,7 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         if launched_at is None
         else max(0.0, file_system_time(job.paths.folder) - launched_at),
         learning_rate=optim.base_learning_rate(config),
+        **job.facts,
     )
 
 
