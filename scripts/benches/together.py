@@ -32,7 +32,7 @@ from benches.common import (
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place, num_cores
 from bsweep.data import plan
-from bsweep.strategies import process_group
+from bsweep.strategies import groups
 from bsweep.train import step
 from bsweep.train.job import Job
 from tests.support.running import meeting_at, meeting_port, tool, write_text
@@ -75,9 +75,9 @@ def be_worker(folder: Path) -> None:
     place = Place.from_environment()
     os.environ["RANK"] = str(place.rank)
     torch.set_num_threads(max(1, num_cores() // 2))
-    join = process_group.join
+    join = groups.join
     # All programs of this process share one group.
-    process_group.join = lambda *job: (
+    groups.join = lambda *job: (
         dist.distributed_c10d._get_default_group() if dist.is_initialized() else join(*job)
     )
     found: dict[str, Any] = {"steps": {}, "parts": {}}

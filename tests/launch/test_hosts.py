@@ -26,7 +26,7 @@ SMALL = ("local_batch=8", "epochs=1", "precision=fp32", "model=tiny_cnn", *TINY)
 NUM_BYTES = 10_000_000
 TRANSFERS = f"""
 import time, torch, torch.distributed as dist
-from bsweep.strategies.collectives import Wire
+from bsweep.strategies.groups import Wire
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 mine, theirs, others = (torch.zeros({NUM_BYTES}, dtype=torch.uint8) for _ in range(3))

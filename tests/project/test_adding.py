@@ -23,7 +23,7 @@ Edits = dict[str, str | list[tuple[str, str]]]
 ADDITIONS: dict[str, Edits] = {
     "strategy": {
         "src/bsweep/strategies/scaled.py": """
-from bsweep.strategies.process_group import TorchStrategy
+from bsweep.strategies.groups import TorchStrategy
 
 
 class Scaled(TorchStrategy):

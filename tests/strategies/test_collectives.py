@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bsweep.strategies.collectives import ALGORITHMS, Wire
+from bsweep.strategies.groups import ALGORITHMS, Wire
 from tests.support.gpus import on_gpus
 from tests.support.running import ROOT, Fork, ranks
 
@@ -49,9 +49,12 @@ def main(out: Path, kind: str) -> None:
             dist.broadcast(torch.zeros(1, device=device), src=0, group=group)  # as strategies begin
         for name, algorithm in ALGORITHMS.items() if rank < p else ():
             for size in SIZES:
-                wire, values = Wire(group, rank, p), vector(rank, size).to(device)
+                counts: list[tuple[int, int, int]] = []  # of bytes sent and received, and of steps
+                wire = Wire(group, rank, p, lambda *count, counts=counts: counts.append(count))
+                values = vector(rank, size).to(device)
                 algorithm(values, wire)
-                results[p, name, size] = (values.cpu(), wire.sent_bytes, wire.exchange_steps)
+                sent, _, steps = zip((0, 0, 0), *counts, strict=True)
+                results[p, name, size] = (values.cpu(), sum(sent), sum(steps))
     torch.save(results, out / f"{rank}.pt")
     dist.destroy_process_group()
 

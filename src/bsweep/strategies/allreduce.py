@@ -13,7 +13,7 @@ from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.files import RunPaths
-from bsweep.strategies.process_group import TorchStrategy
+from bsweep.strategies.groups import TorchStrategy
 from bsweep.strategies.summing import Summing
 
 

@@ -327,6 +327,18 @@ class Strategy(ABC):
             worker_wait_seconds=tuple((seconds.sum(dim=1) - travel).tolist()),
         )
 
+    def count(self, sent_bytes: int, received_bytes: int, exchange_steps: int = 0) -> None:
+        """Count what this worker sends and receives in an exchange.
+
+        Args:
+            sent_bytes: The bytes that it sends.
+            received_bytes: The bytes that it receives.
+            exchange_steps: The messages that follow one another.
+        """
+        self.meter.sent_bytes += sent_bytes
+        self.meter.received_bytes += received_bytes
+        self.meter.exchange_steps += exchange_steps
+
     @property
     def synchronised_now(self) -> bool:
         """True if the workers synchronised at the end of the round that has just ended.

@@ -27,7 +27,7 @@ from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import ExchangeLog, InBackward
-from bsweep.strategies.process_group import TorchStrategy
+from bsweep.strategies.groups import TorchStrategy
 
 # The attributes of PowerSGD's state that change from step to step, beside its random numbers (torch
 # 2.13).
@@ -132,8 +132,8 @@ class DDP(TorchStrategy, InBackward):
             2 if self._config.hook in ("fp16", "bf16") else self._vector.gradients.element_size()
         )
         size = self._vector.gradients.numel() * element_bytes
-        self._wire.count(2 * (self.num_workers - 1) * size // self.num_workers, 0)
-        self._count(self._wire)
+        num_bytes = 2 * (self.num_workers - 1) * size // self.num_workers
+        self.count(num_bytes, num_bytes)
 
 
 def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:

@@ -29,7 +29,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import ExchangeLog
 from bsweep.strategies.ddp import InEachPass, exchange_lost
-from bsweep.strategies.process_group import TorchStrategy
+from bsweep.strategies.groups import TorchStrategy
 
 _MOST_IN_BUCKET = 500_000_000  # DeepSpeed's default
 _FOLDER, _TAG = "deepspeed", "last"  # of the engine's files in a checkpoint

@@ -93,10 +93,8 @@ class Horovod(Summing, InBackward):
             every: Tensor = self._hvd.allgather(
                 wire.unsqueeze(0), name=f"gather.{payload.numel()}.{payload.dtype}"
             )
-        num_bytes = (self.num_workers - 1) * payload.numel() * payload.element_size()
-        self.meter.exchange_steps += self.num_workers - 1
-        self.meter.sent_bytes += num_bytes
-        self.meter.received_bytes += num_bytes
+        others = self.num_workers - 1
+        self.count(others * payload.nbytes, others * payload.nbytes, others)
         return list(every.to(payload.device))
 
     def gather(self, values: Tensor) -> Tensor:
@@ -146,10 +144,8 @@ class Horovod(Summing, InBackward):
         # Each worker sends (p - 1) / p of the vector in the reduce-scatter, and again in the
         # all-gather.
         exchange_steps = 2 * (self.num_workers - 1)
-        num_bytes = exchange_steps * wire.numel() * wire.element_size() // self.num_workers
-        self.meter.exchange_steps += exchange_steps
-        self.meter.sent_bytes += num_bytes
-        self.meter.received_bytes += num_bytes
+        num_bytes = exchange_steps * wire.nbytes // self.num_workers
+        self.count(num_bytes, num_bytes, exchange_steps)
         return handle, wire
 
     def _worker_lost(self) -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import Rounds
-from bsweep.strategies.process_group import TorchStrategy
+from bsweep.strategies.groups import TorchStrategy
 
 
 class LocalSGD(TorchStrategy, Rounds):

@@ -11,7 +11,7 @@ from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import Rounds, Strategy
-from bsweep.strategies.process_group import TorchStrategy
+from bsweep.strategies.groups import TorchStrategy
 from bsweep.strategies.summing import Summing
 
 

@@ -32,7 +32,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
 from bsweep.strategies import sharding
 from bsweep.strategies.base import ExchangeLog, Rounds
-from bsweep.strategies.process_group import TorchStrategy, join
+from bsweep.strategies.groups import TorchStrategy, join
 from bsweep.strategies.server import Server, decode_load, encode_layout, report_size
 from bsweep.strategies.server_links import (
     Inbox,

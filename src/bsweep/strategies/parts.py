@@ -25,7 +25,7 @@ from bsweep.numerics import optim
 from bsweep.numerics.vector import Slice, Vector
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import worker_lost
-from bsweep.strategies.process_group import TorchStrategy
+from bsweep.strategies.groups import TorchStrategy
 
 
 class InParts(TorchStrategy):

@@ -34,8 +34,8 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import starts
 from bsweep.runlog.records import StageLoad, Traffic
 from bsweep.strategies.base import Context, ExchangeLog, Sample, Staged
-from bsweep.strategies.collectives import Wire
 from bsweep.strategies.ddp import exchange_lost
+from bsweep.strategies.groups import Wire
 from bsweep.strategies.parts import InParts
 from bsweep.strategies.stages import (
     Measured,
@@ -74,7 +74,7 @@ class Pipeline(InParts, Staged):
         self._owners = [strategy.part_of(s, place.num_workers) for s in range(num_stages)]
         self._own = [s for s, part in enumerate(self._owners) if part == self._part]
         self.reports_sums = self._owners[-1] == self._part
-        self._alike_wire = Wire(self._alike, self.replica, strategy.replicas)
+        self._alike_wire = Wire(self._alike, self.replica, strategy.replicas, self.count)
         # Of what each stage sends to the next, for micro-batches of the configured size.
         self._message_seconds = [0.0] * num_stages
 
@@ -142,8 +142,7 @@ class Pipeline(InParts, Staged):
         with exchange_lost(), self._times.step(), counted:
             schedule.step(*first, return_outputs=False, **more)
         for stage in stages:
-            self.meter.sent_bytes += stage.sent_bytes
-            self.meter.received_bytes += stage.received_bytes
+            self.count(stage.sent_bytes, stage.received_bytes)
             stage.sent_bytes = stage.received_bytes = 0
 
     def _schedule(self, size: int) -> tuple[Any, list[TimedStage]]:
@@ -212,7 +211,6 @@ class Pipeline(InParts, Staged):
             sent = gradients.bfloat16() if self._config.reduce == "bf16" else gradients
             self._all_reduce(sent, self._alike_wire)
             gradients.copy_(sent)
-        self._count(self._alike_wire)
 
     @contextmanager
     def _clipping(self) -> Iterator[None]:

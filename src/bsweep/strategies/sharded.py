@@ -68,8 +68,7 @@ class Sharded(Split):
 
     def step(self) -> None:
         num_bytes = self._num_passes * self._bytes_of_pass()
-        self.meter.sent_bytes += num_bytes
-        self.meter.received_bytes += num_bytes
+        self.count(num_bytes, num_bytes)
         self._num_passes = 0
         super().step()
 

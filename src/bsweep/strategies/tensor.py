@@ -23,8 +23,8 @@ from bsweep.models import plans
 from bsweep.numerics.sharded_vector import ShardedVector, of_layers
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
-from bsweep.strategies.collectives import Wire, native
 from bsweep.strategies.ddp import exchange_lost
+from bsweep.strategies.groups import Wire, native
 from bsweep.strategies.sent_bytes import SentBytes
 from bsweep.strategies.splitting import Split
 
@@ -44,7 +44,8 @@ class TensorParallel(Split):
     def vector(self, model: nn.Module) -> ShardedVector:
         mesh = self.mesh(model)
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        self._between = Wire(mesh.get_group("replica"), self.replica, self.num_replicas)
+        group = mesh.get_group("replica")
+        self._between = Wire(group, self.replica, self.num_replicas, self.count)
         plans.apply(plans.of(self._card, model), model, mesh["part"])
         # Cross-entropy of logits of which each worker has some, and its backward pass.
         self._for_losses.enter_context(loss_parallel())
@@ -81,7 +82,6 @@ class TensorParallel(Split):
             native(summed, self._between)
         if is_rounded:
             gradients.copy_(summed)
-        self._count(self._between)
 
     def _count_pass(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if model.training:
@@ -96,5 +96,4 @@ class TensorParallel(Split):
         counting.callback(self._add, self._sent[what])
 
     def _add(self, sent: SentBytes) -> None:
-        self.meter.sent_bytes += sent.num_bytes
-        self.meter.received_bytes += sent.num_bytes
+        self.count(sent.num_bytes, sent.num_bytes)

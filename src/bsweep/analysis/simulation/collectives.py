@@ -3,7 +3,7 @@ and parts of them.
 
 All workers begin a round together. A ring of N workers has 2 (N - 1) alike rounds, which count as
 one round and the number of its repetitions. The rounds are those of
-`bsweep.strategies.collectives`, whose `native` exchange is a ring between CPUs, and the quicker of
+`bsweep.strategies.groups`, whose `native` exchange is a ring between CPUs, and the quicker of
 ring and hierarchical between GPUs.
 """
 
