@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import io
 from dataclasses import replace
 
 import torch
@@ -27,8 +27,9 @@ def make_steps(job: Job) -> None:
     job = replace(job, slowdown=None, objective=checking)
     shares = job.policy.of_batches(job.config.worker_batches)
     num_train, size = len(job.dataset.train_labels), plan.round_size(shares)
-    state, own_state = copy.deepcopy((job.strategy.state(), job.strategy.own_state()))
-    with job.restoring(job.optimizer), job.compiling():
+    saved = io.BytesIO()  # on the host, as in a checkpoint
+    torch.save((job.strategy.state(), job.strategy.own_state()), saved)
+    with job.restoring(), job.compiling():
         # DDP needs two steps to settle its buckets, even if an epoch's last batch is a full one.
         for number, num_examples in enumerate((size, num_train % size or size)):
             # cuDNN searches for the fastest kernels for full batches only, and keeps the result.
@@ -41,7 +42,11 @@ def make_steps(job: Job) -> None:
                 step.compute_passes(
                     job, batch, examples, crops, shares[job.strategy.replica].num_passes
                 )
-            job.strategy.rehearse()
+            # Not around the passes: a copy of the parameters beside them might not fit.
+            with job.restoring(job.optimizer):
+                job.strategy.rehearse()
             job.heartbeat()
+    saved.seek(0)
+    state, own_state = torch.load(saved, map_location="cpu", weights_only=True)
     job.strategy.load_state(state)
     job.strategy.load_own_state(own_state)
