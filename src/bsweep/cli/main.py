@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from bsweep import __version__
-from bsweep.core import terminal
+from bsweep.core import signals, terminal
 from bsweep.core.terminal import BAD_CONFIG, INTERRUPTED
 
 logger = terminal.logger(__name__)
@@ -75,7 +75,7 @@ def main() -> NoReturn:
     The process exits with 0, 1 (points did not complete, or the command found a problem), 2
     (invalid input) or 130 (interrupted).
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in signals.STOPPING:
         # Leave ignored signals ignored: shells make background jobs ignore SIGINT, and nohup makes
         # them ignore SIGHUP.
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:

@@ -45,7 +45,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-import psutil
+from bsweep.core import signals
 
 if TYPE_CHECKING:
     from pathlib import Path  # for annotations only, since importing it takes time
@@ -91,7 +91,7 @@ def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
     """
     return [
         sys.executable,
-        __file__,  # not `-m`: importing the package would take a second
+        __file__,  # not `-m`, which would import more
         str(path),
         _name(path.read_text()),
         f"{seconds:g}",
@@ -115,7 +115,7 @@ def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -
         seconds: How long the launcher may leave the file untouched.
         command: The command to run.
     """
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in signals.STOPPING:
         signal.signal(number, _told)
     reader = select.poll()
     reader.register(1, 0)  # report only that nobody reads standard output any more
@@ -140,9 +140,9 @@ def run_watched(path: str, start: str, seconds: float, command: Sequence[str]) -
     except _Told:
         return 128 + signal.SIGTERM
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in signals.STOPPING:
             signal.signal(number, signal.SIG_IGN)
-        _end(process)
+        signals.end([process], _GRACE_SECONDS)
 
 
 def _end_with_parent() -> None:
@@ -188,22 +188,6 @@ def _seen(path: str) -> tuple[int, str | None]:
         return -1, ""
     except OSError:
         return -1, None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and the processes below it, even those in sessions of their own."""
-    tree: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        tree = psutil.Process(process.pid).children(recursive=True)
-    if process.poll() is None:
-        process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_SECONDS)
-    for each in tree:
-        with suppress(psutil.NoSuchProcess):
-            each.kill()
-    process.kill()
-    process.wait()
 
 
 if __name__ == "__main__":

@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import Any
 
 from bsweep.config.run import RunConfig
-from bsweep.core import terminal
+from bsweep.core import signals, terminal
 from bsweep.runlog.checkpoint_files import is_saving, is_stop_requested, request_stop
 from bsweep.runlog.files import RunPaths
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GRACE_SECONDS = 30.0  # the time for a step to end and a checkpoint to begin
 _LONG_AGO = float("-inf")
 
@@ -45,20 +43,16 @@ class Stopping:
         self._grace_seconds = _GRACE_SECONDS
         self._shown_at: float | None = None  # the file time of worker 0's last sign of life
         self._seen_at = 0.0  # when this process saw that sign, by its own clock
-        self._handlers: dict[int, Any] = {}
+        self._handling = signals.handled(self._on_signal)
         self.has_signal = False
         """True once a signal, and not only the run's file `stop`, has asked the run to stop."""
 
     def __enter__(self) -> Stopping:
         if terminal.is_interrupted:
             raise KeyboardInterrupt
-        if threading.current_thread() is threading.main_thread():  # only it gets signals
-            self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-            for number, handler in self._handlers.items():
-                if callable(handler):  # leave an ignored signal ignored
-                    signal.signal(number, self._on_signal)
-        else:
+        if threading.current_thread() is not threading.main_thread():
             _elsewhere.append(self)
+        self._handling.__enter__()
         return self
 
     def __exit__(
@@ -69,8 +63,7 @@ class Stopping:
     ) -> None:
         if self in _elsewhere:
             _elsewhere.remove(self)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._handling.__exit__(None, None, None)
         if self._asked_at == _LONG_AGO and kind is not KeyboardInterrupt:
             raise KeyboardInterrupt from error
 
@@ -193,15 +186,10 @@ class Signals:
 
     def __init__(self) -> None:
         self.have_come = False
-        self._handlers: dict[int, Any] = {}
+        self._handling = signals.handled(self._pass_on)
 
     def __enter__(self) -> Signals:
-        # Other threads, such as the executor of a notebook, receive no signals.
-        if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-        for number, handler in self._handlers.items():
-            if callable(handler):
-                signal.signal(number, self._pass_on)
+        self._handling.__enter__()
         return self
 
     def __exit__(
@@ -210,8 +198,7 @@ class Signals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._handling.__exit__(None, None, None)
         _all_are_to_stop.clear()
 
     def look_after(self) -> None:
@@ -246,9 +233,9 @@ def leave_it_to_first_worker() -> None:
     """
 
     def ignore_once(number: int, frame: FrameType | None) -> None:
-        for each in _SIGNALS:
+        for each in signals.STOPPING:
             signal.signal(each, signal.default_int_handler)
 
-    for each in _SIGNALS:
+    for each in signals.STOPPING:
         if signal.getsignal(each) != signal.SIG_IGN:
             signal.signal(each, ignore_once)

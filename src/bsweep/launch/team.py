@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-import psutil
-
 from bsweep.config import own
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
+from bsweep.core import signals
 from bsweep.core.parent_process import end_with_parent
 from bsweep.launch import environment, lifeline
 from bsweep.launch.launcher import HostLauncher, LaunchRequest
@@ -92,22 +89,7 @@ class Started:
         """
         with suppress(OSError), self._lifeline:
             self._lifeline.truncate(0)  # also ends processes that a killed srun left on other hosts
-        trees: list[psutil.Process] = []
-        for command in self.commands:
-            with suppress(psutil.NoSuchProcess):
-                trees += psutil.Process(command.pid).children(recursive=True)
-            if command.poll() is None:
-                command.terminate()
-        for command in self.commands:
-            try:
-                command.wait(10)  # horovodrun gives its workers 5 s
-            except subprocess.TimeoutExpired:
-                command.kill()
-                command.wait()
-        for child in trees:
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-        psutil.wait_procs(trees, timeout=5)
+        signals.end(self.commands, 10)  # horovodrun gives its workers 5 s
 
 
 class Team(Started):
@@ -256,23 +238,9 @@ def _interrupts_held() -> Iterator[None]:
     Python drops exceptions raised within a fork's callbacks. Nobody would then end a process whose
     start was interrupted.
     """
-    if threading.current_thread() is not threading.main_thread():  # only it gets interrupts
-        yield
-        return
     held: list[int] = []
-    handlers = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    # Leave an ignored signal ignored.
-    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in handlers:
-        signal.signal(number, lambda got, _: held.append(got))
-    try:
+    with signals.handled(lambda number, _: held.append(number)):
         yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     if held:
         raise KeyboardInterrupt
 
