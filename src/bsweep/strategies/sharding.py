@@ -44,17 +44,17 @@ def shards(
     Raises:
         ValueError: If a server would hold nothing.
     """
-    held: list[list[Slice]] = [[] for _ in range(num_servers)]
-    for server, part in _assign(slices, num_servers, strategy):
-        held[server].append(part)
-    if not all(held):
-        num_busy = sum(1 for parts in held if parts)
+    shards: list[list[Slice]] = [[] for _ in range(num_servers)]
+    for server, piece in _assign(slices, num_servers, strategy):
+        shards[server].append(piece)
+    if not all(shards):
+        num_busy = sum(1 for shard in shards if shard)
         raise ValueError(
             f"strategy.num_servers={num_servers} with strategy.sharding={strategy.sharding}: only "
             f"{counted(num_busy, 'server')} would hold parameters. Use fewer servers, or "
             "strategy.sharding=memory, which gives each equally many."
         )
-    return tuple(tuple(sorted(parts, key=lambda part: part.start)) for parts in held)
+    return tuple(tuple(sorted(shard, key=lambda piece: piece.start)) for shard in shards)
 
 
 def _assign(
@@ -70,9 +70,9 @@ def _assign(
             return _largest_first(layers(slices), num_servers)
         case "layer_round_robin":
             return (
-                (number % num_servers, part)
+                (number % num_servers, tensor)
                 for number, layer in enumerate(layers(slices))
-                for part in layer
+                for tensor in layer
             )
         case "memory":
             return _equal_parts(slices, num_servers)
@@ -85,10 +85,10 @@ def layers(slices: Sequence[Slice]) -> list[list[Slice]]:
 
     The slices of a layer are a module's own tensors, such as weight and bias.
     """
-    found: dict[str, list[Slice]] = {}
-    for part in sorted(slices, key=lambda part: part.index):
-        found.setdefault(part.name.rpartition(".")[0], []).append(part)
-    return list(found.values())
+    by_module: dict[str, list[Slice]] = {}
+    for tensor in sorted(slices, key=lambda tensor: tensor.index):
+        by_module.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
+    return list(by_module.values())
 
 
 def _largest_first(layers: list[list[Slice]], num_servers: int) -> Iterator[tuple[int, Slice]]:
@@ -101,16 +101,16 @@ def _largest_first(layers: list[list[Slice]], num_servers: int) -> Iterator[tupl
     for layer in sorted(layers, key=_size, reverse=True):
         server = loads.index(min(loads))
         loads[server] += _size(layer)
-        yield from ((server, part) for part in layer)
+        yield from ((server, tensor) for tensor in layer)
 
 
 def _equal_parts(slices: Sequence[Slice], num_servers: int) -> Iterator[tuple[int, Slice]]:
     size = slices[-1].stop
     borders = [size * server // num_servers for server in range(num_servers + 1)]
     for server, (start, stop) in enumerate(itertools.pairwise(borders)):
-        for part in slices:
-            if part.start < stop and start < part.stop:
-                yield server, _cut(part, max(start, part.start), min(stop, part.stop))
+        for tensor in slices:
+            if tensor.start < stop and start < tensor.stop:
+                yield server, _cut(tensor, max(start, tensor.start), min(stop, tensor.stop))
 
 
 def _hashed(slices: Sequence[Slice], num_servers: int, chunk: int) -> Iterator[tuple[int, Slice]]:
@@ -121,10 +121,10 @@ def _hashed(slices: Sequence[Slice], num_servers: int, chunk: int) -> Iterator[t
     The key is made from the tensor's index and the chunk's number, as BytePS does by default (djb2
     of a decimal key).
     """
-    for part in slices:
-        for number, start in enumerate(range(part.start, part.stop, chunk)):
-            key = (part.index << 16) + number
-            yield _djb2(str(key)) % num_servers, _cut(part, start, min(start + chunk, part.stop))
+    for tensor in slices:
+        for number, start in enumerate(range(tensor.start, tensor.stop, chunk)):
+            piece = _cut(tensor, start, min(start + chunk, tensor.stop))
+            yield _djb2(str((tensor.index << 16) + number)) % num_servers, piece
 
 
 def _djb2(text: str) -> int:
@@ -134,11 +134,11 @@ def _djb2(text: str) -> int:
     return value
 
 
-def _cut(part: Slice, start: int, stop: int) -> Slice:
-    if (start, stop) == (part.start, part.stop):
-        return part
-    return replace(part, start=start, stop=stop, shape=(stop - start,))
+def _cut(tensor: Slice, start: int, stop: int) -> Slice:
+    if (start, stop) == (tensor.start, tensor.stop):
+        return tensor
+    return replace(tensor, start=start, stop=stop, shape=(stop - start,))
 
 
 def _size(layer: Sequence[Slice]) -> int:
-    return sum(part.num_elements for part in layer)
+    return sum(tensor.num_elements for tensor in layer)
