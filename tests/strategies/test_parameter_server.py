@@ -4,26 +4,23 @@ quick end.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import csv
 import gc
 import itertools
 import os
-import queue
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
+from torch.distributed import Work
 
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
@@ -31,17 +28,17 @@ from bsweep.numerics import optim
 from bsweep.numerics.vector import Slice, ranges
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json
-from bsweep.strategies import sharding
-from bsweep.strategies.server import Server, encode_layout
-from bsweep.strategies.server_links import (
-    Inbox,
-    Kind,
-    LocalLink,
-    Request,
-    ToRemoteWorker,
-)
+from bsweep.strategies import server_links, sharding
+from bsweep.strategies.server import Server
+from bsweep.strategies.server_links import Kind, LocalServer
 from tests.strategies.test_sharding import SHARDINGS
-from tests.support.one_server_run import Case, gradient, learning_rate, make_vector
+from tests.support.one_server_run import (
+    Case,
+    gradient,
+    learning_rate,
+    make_vector,
+    storages_alive,
+)
 from tests.support.running import ROOT, Fork, compose, meeting_port
 
 PLAIN = ("optimizer.momentum=0", "optimizer.nesterov=false", "optimizer.weight_decay=0")
@@ -251,16 +248,14 @@ def wait_for(condition: Callable[[], bool], timeout: float = 120) -> None:
         time.sleep(0.1)
 
 
-class Travelling(LocalLink):
-    """A link whose payloads come at once to where the server wants them."""
+class Travelling(server_links.LocalRequest):
+    """A request whose payload comes at once to where the server wants it."""
 
     travels = True
 
-    def start_receiving(self, into: Tensor) -> None:
-        self._place = into.copy_(super().received())
-
-    def received(self) -> Tensor:
-        return self._place
+    def receive(self, into: Tensor) -> tuple[Tensor, list[Work]]:
+        payload, works = super().receive(into)
+        return into.copy_(payload), works
 
 
 @contextlib.contextmanager
@@ -270,19 +265,14 @@ def serving(
     parameters: Tensor,
     slices: Sequence[Slice],
     number: int = 0,
-    kind: type[LocalLink] = LocalLink,
-) -> Iterator[list[LocalLink]]:
-    """The links to a server that runs in a thread, and has been given its parameters."""
-    inbox: Inbox = queue.SimpleQueue()
-    links = [kind(worker, inbox) for worker in range(config.num_workers)]
-    server = Server(config, links, inbox, RunPaths(folder), number)
+) -> Iterator[list[LocalServer]]:
+    """The workers' links to a server that runs in a thread, and has been given its parameters."""
+    server = Server(config, RunPaths(folder), number, remote=())
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    layout = encode_layout(slices, parameters.dtype)
-    links[0].ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
-    links[0].wait()
-    links[0].ask(Request(Kind.LOAD), parameters)
-    links[0].wait()
+    links = [LocalServer(worker, server.inbox) for worker in range(config.num_workers)]
+    links[0].call(Server.hold, slices, parameters.dtype, parameters.numel())
+    links[0].ask(Kind.LOAD, torch.empty_like(parameters), parameters)()
     yield links
     for link in links:
         link.say_goodbye()
@@ -295,21 +285,18 @@ def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path
     config, vector = configure("num_workers=2", *stale, *PLAIN), make_vector()
     answer = torch.zeros_like(vector.parameters)
 
-    def push(link: LocalLink, clock: int) -> None:
-        link.ask(Request(Kind.PUSH, clock, learning_rate=1.0), torch.ones_like(answer), answer)
+    def push(link: LocalServer) -> Callable[[], float]:
+        return link.ask(Kind.PUSH, answer, torch.ones_like(answer), learning_rate=1.0)
 
     with serving(config, tmp_path, vector.parameters, vector.slices) as (fast, slow):
-        push(fast, 1)
-        assert fast.wait() == 0
-        push(fast, 2)
+        assert push(fast)() == 0
+        held = push(fast)
         time.sleep(0.3)
         assert torch.equal(answer, vector.parameters - 1), "applied, and not answered"
-        push(slow, 1)
-        assert slow.wait() == 0
-        assert fast.wait() >= 0.1
+        assert push(slow)() == 0
+        assert held() >= 0.1
         assert torch.equal(answer, vector.parameters - 3)
-        push(slow, 2)
-        slow.wait()
+        push(slow)()
 
 
 OF_FIVE = ("num_workers=5", "optimizer.weight_decay=0", "optimizer.lr_rule=fixed")
@@ -318,7 +305,11 @@ OF_FIVE = ("num_workers=5", "optimizer.weight_decay=0", "optimizer.lr_rule=fixed
 @pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::13])
 @pytest.mark.parametrize(("number", "ranks"), [(0, (0, 1, 2, 3, 4)), (1, (2, 3, 4, 0, 1))])
 def test_a_sum_is_in_one_order_whoever_is_first(
-    tmp_path: Path, number: int, ranks: tuple[int, ...], order: tuple[int, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    ranks: tuple[int, ...],
+    order: tuple[int, ...],
 ) -> None:
     """Also for more workers than buffers: what came into one too early would overwrite what is not
     added yet. Each of two servers begins with another worker, whose link the other one leaves free.
@@ -327,12 +318,13 @@ def test_a_sum_is_in_one_order_whoever_is_first(
     config, parameters = configure(*OF_FIVE, "strategy.num_servers=2"), vector.parameters
     payloads = [10.0**worker / (3 + parameters) for worker in range(5)]
     answers = [torch.zeros_like(parameters) for _ in range(5)]
-    with serving(config, tmp_path, parameters, vector.slices, number, Travelling) as links:
-        for worker in order:
-            request = Request(Kind.PUSH, 1, learning_rate=0.5)
-            links[worker].ask(request, payloads[worker], answers[worker])
-        for link in links:
-            link.wait()
+    monkeypatch.setattr(server_links, "LocalRequest", Travelling)
+    with serving(config, tmp_path, parameters, vector.slices, number) as links:
+        for wait in [
+            links[worker].ask(Kind.PUSH, answers[worker], payloads[worker], learning_rate=0.5)
+            for worker in order
+        ]:
+            wait()
     total = torch.zeros_like(parameters)
     for worker in ranks:
         total += payloads[worker]
@@ -340,7 +332,7 @@ def test_a_sum_is_in_one_order_whoever_is_first(
         assert torch.equal(answer, parameters - 0.5 * total)
 
 
-def test_a_server_holds_its_shard_only(tmp_path: Path) -> None:
+def test_a_server_holds_its_shard_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters, gradients, momentum and two buffers, whatever the number of workers."""
     config, vector = configure("strategy.num_servers=8"), make_vector()
     assert isinstance(config.strategy, ParameterServerConfig)
@@ -348,45 +340,14 @@ def test_a_server_holds_its_shard_only(tmp_path: Path) -> None:
     ((start, stop),) = ranges(shard)
     initial = vector.parameters[start:stop]
     payload, answer = torch.ones_like(initial), torch.zeros_like(initial)
+    monkeypatch.setattr(server_links, "LocalRequest", Travelling)
     gc.collect()
     before = storages_alive()
-    with serving(configure(*OF_FIVE), tmp_path, initial, shard, kind=Travelling) as links:
-        for clock in (1, 2):
-            for link in links:
-                link.ask(Request(Kind.PUSH, clock, learning_rate=0.5), payload, answer)
-            for link in links:
-                link.wait()
+    with serving(configure(*OF_FIVE), tmp_path, initial, shard) as links:
+        for _ in range(2):
+            for wait in [link.ask(Kind.PUSH, answer, payload, learning_rate=0.5) for link in links]:
+                wait()
         alive = storages_alive()
     held = {address: size for address, size in alive.items() if address not in before}
     shard_bytes, held_bytes = 8 * (stop - start), sum(held.values())
     assert 4 * shard_bytes < held_bytes <= 5 * shard_bytes + 1000 < vector.num_bytes
-
-
-def storages_alive() -> dict[int, int]:
-    """Bytes of the memory behind all tensors of this process, by address.
-
-    Fake tensors, which compiling leaves alive, have no memory and no address.
-    """
-    tensors = (
-        found
-        for found in gc.get_objects()
-        if issubclass(type(found), Tensor) and not isinstance(found, FakeTensor)
-    )
-    # torch 2.6 keeps tensors that are not defined.
-    storages = (tensor.untyped_storage() for tensor in tensors if torch._C._has_storage(tensor))
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}
-
-
-def test_a_link_that_is_closed_holds_no_tensor() -> None:
-    """A process may serve several runs."""
-    link = ToRemoteWorker.__new__(ToRemoteWorker)
-    link._thread = threading.Thread(target=print)
-    link._thread.start()
-    atexit.register(link._end_process)
-    received = torch.zeros(1)
-    link._receiving = (received, cast("Any", None))
-    held = weakref.ref(link), weakref.ref(received)
-    link.close()
-    del link, received
-    gc.collect()
-    assert [one() for one in held] == [None, None]

@@ -8,6 +8,7 @@ run one after the other, those with fewer processes on the first of them.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
@@ -27,7 +29,7 @@ from bsweep.runlog.errors import WorkerLost, errors_reported
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies.parameter_server import ParameterServer, serve
 from bsweep.strategies.server import Server
-from bsweep.strategies.server_links import Arrival
+from bsweep.strategies.server_links import Request
 from tests.support.running import meeting_at
 
 
@@ -68,6 +70,21 @@ def gradient(vector: Vector, case: Case, worker: int, step: int) -> Tensor:
     return made_up + 0.5 * vector.parameters if case.depend else made_up
 
 
+def storages_alive() -> dict[int, int]:
+    """Bytes of the memory behind all tensors of this process, by address.
+
+    Fake tensors, which compiling leaves alive, have no memory and no address.
+    """
+    tensors = (
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), Tensor) and not isinstance(thing, FakeTensor)
+    )
+    # torch 2.6 keeps tensors that are not defined.
+    storages = (tensor.untyped_storage() for tensor in tensors if torch._C._has_storage(tensor))
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
 def learning_rate(config: RunConfig, step: int) -> float:
     assert config.optimizer.lr
     return config.optimizer.lr / (1 + step)
@@ -85,7 +102,10 @@ def run(folder: Path) -> None:
     (folder / f"pid{rank}").write_text(str(os.getpid()))
     with errors_reported(paths, place):
         if place.is_server:
+            before = storages_alive()
             serve(config, place, paths)
+            gc.collect()
+            assert storages_alive().keys() <= before.keys(), "the process may serve other runs"
         else:
             torch.save(work(config, case, place, paths), folder / f"rank{rank}.pt")
 
@@ -121,7 +141,7 @@ def work(config: RunConfig, case: Case, place: Place, paths: RunPaths) -> dict[s
 def _break_server(case: Case, rank: int) -> None:
     plain_step, pushes = Server._step, []
 
-    def breaking_step(self: Server, first: Arrival) -> None:
+    def breaking_step(self: Server, first: Request) -> None:
         pushes.append(first)
         if len(pushes) == 5:
             raise ArithmeticError("broken on purpose")

@@ -2,19 +2,18 @@
 parameters, and pull updated parameters back.
 
 The bytes reported are those of gradients and parameters that cross between processes. The headers
-of requests and answers, together 40 bytes a push, are not counted.
+of requests and answers, together 24 bytes a push, are not counted.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import queue
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -27,22 +26,14 @@ from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat, Slice, ranges
 from bsweep.runlog.checkpoint_files import Checkpoint
-from bsweep.runlog.errors import WorkerLost, errors_reported
+from bsweep.runlog.errors import WorkerLost, errors_reported, worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
 from bsweep.strategies import sharding
 from bsweep.strategies.base import ExchangeLog, Rounds
 from bsweep.strategies.groups import TorchStrategy, join
-from bsweep.strategies.server import Server, decode_load, encode_layout, report_size
-from bsweep.strategies.server_links import (
-    Inbox,
-    Kind,
-    LocalLink,
-    Request,
-    ToRemoteServer,
-    ToRemoteWorker,
-    ToServer,
-)
+from bsweep.strategies.server import Server
+from bsweep.strategies.server_links import Kind, LocalServer, RemoteServer
 
 _GOODBYE_SECONDS = 5
 
@@ -51,9 +42,8 @@ def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
     """Run a parameter server in this process until all workers have sent their goodbye message."""
     torch.set_num_threads(1)
     join(config, place)
-    inbox: Inbox = queue.SimpleQueue()
-    links = [ToRemoteWorker(worker, inbox) for worker in range(config.num_workers)]
-    Server(config, links, inbox, paths, place.rank - config.num_workers).run()
+    number, workers = place.rank - config.num_workers, range(config.num_workers)
+    Server(config, paths, number, remote=workers).run()
     dist.destroy_process_group()
 
 
@@ -63,39 +53,33 @@ class ParameterServer(TorchStrategy, Rounds):
     ) -> None:
         super().__init__(config, strategy, place, paths)
         self._config, self._strategy = config, strategy
-        self.lockstep = self._strategy.consistency == "synchronous"
+        self.lockstep = strategy.consistency == "synchronous"
         # Each push is an optimizer step of its own, with a worker's whole mean gradient. Its
         # learning rate is divided by the number of workers.
         if not self.lockstep:
             self.gradient_weight = float(self.num_workers)
-        lives_here = self._strategy.colocated and self.rank < config.num_shards
+        lives_here = strategy.colocated and self.rank < config.num_shards
         self._colocated = _ColocatedServer(config, place, paths) if lives_here else None
-        self._parts: list[_Part] = []
-        self._clock = 0
+        self._connections: list[_Connection] = []
         self._wait_seconds = 0.0
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         shards = sharding.shards(vector.slices, self._config.num_shards, self._strategy)
-        self._parts = [
-            _Part(vector, shard, self._link(server)) for server, shard in enumerate(shards)
+        self._connections = [
+            _Connection(vector, shard, self._link(server)) for server, shard in enumerate(shards)
         ]
         if self.rank == 0:
-            for part in self._parts:
-                part.describe()
-                part.load_parameters()
+            for shard, connection in zip(shards, self._connections, strict=True):
+                connection.link.call(
+                    Server.hold, shard, vector.parameters.dtype, vector.num_parameters
+                )
+                connection.ask(Kind.LOAD)()
         # From here on all servers and workers have worker 0's parameters.
         super().prepare(vector, optimizer)
 
     def step(self) -> None:
-        self._clock += 1
         with self.meter.exchange(self._vector.gradients):
-            self._exchange(
-                Request(
-                    Kind.PUSH,
-                    self._clock,
-                    self._optimizer.param_groups[0]["lr"] / self.gradient_weight,
-                )
-            )
+            self._exchange(Kind.PUSH)
 
     def rehearse(self) -> None:
         parameters = self._vector.parameters.clone()
@@ -103,49 +87,41 @@ class ParameterServer(TorchStrategy, Rounds):
         self._meet()  # all pushes are answered
         self._vector.parameters.copy_(parameters)
         if self.rank == 0:
-            for part in self._parts:
-                part.load_parameters()
+            for connection in self._connections:
+                connection.ask(Kind.LOAD)()
         self._meet()  # nobody pushes before the parameters are loaded
-        self._clock, self._wait_seconds, self.meter = 0, 0.0, ExchangeLog()
+        self._wait_seconds, self.meter = 0.0, ExchangeLog()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
-        if ends_epoch and not self.lockstep:
-            self._agree()
-
-    def own_state(self) -> dict[str, Any]:
-        return {**super().own_state(), "clock": self._clock, "wait_seconds": self._wait_seconds}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        super().load_own_state(state)
-        self._clock, self._wait_seconds = state["clock"], state["wait_seconds"]
-
-    def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
-        self._meet()  # all pushes are answered
-        if self.rank > 0:
-            return {}
-        found = [part.remember(Kind.SAVE, checkpoint) for part in self._parts]
-        if None in found:
-            raise OSError(
-                "a parameter server could not write its file of the checkpoint; the standard error "
-                "of the server's process says why"
-            )
-        return {checkpoint.server(n).name: sha256 for n, sha256 in enumerate(found) if sha256}
-
-    def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
-        if self.rank > 0:
-            return True
-        return None not in [part.remember(Kind.RESTORE, checkpoint) for part in self._parts]
-
-    def _agree(self) -> None:
-        """Fetch the parameters from all servers once the servers have applied the gradients of all
-        workers. All workers call it together.
-        """
+        """At the end of an epoch, fetch the parameters with the gradients of all workers."""
+        if self.lockstep or not ends_epoch:
+            return
         with self.meter.exchange(self._vector.parameters):
             start = time.perf_counter()
             self._meet()  # all pushes are answered
             self._wait_seconds += time.perf_counter() - start
-            self._exchange(Request(Kind.PULL))
+            self._exchange(Kind.PULL)
             self._meet()  # nobody pushes before all have pulled
+
+    def own_state(self) -> dict[str, Any]:
+        return {**super().own_state(), "wait_seconds": self._wait_seconds}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        super().load_own_state(state)
+        self._wait_seconds = state["wait_seconds"]
+
+    def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
+        self._meet()  # all pushes are answered
+        sha256 = self._call(Server.save, checkpoint.folder.name)
+        if None in sha256:
+            raise OSError(
+                "a parameter server could not write its file of the checkpoint; the standard error "
+                "of the server's process says why"
+            )
+        return {checkpoint.server(n).name: digest for n, digest in enumerate(sha256) if digest}
+
+    def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
+        return all(self._call(Server.restore, checkpoint.folder.name))
 
     def traffic(self) -> Traffic:
         """Return the bytes and the seconds of the exchanges since this method was last called, and
@@ -157,181 +133,145 @@ class ParameterServer(TorchStrategy, Rounds):
         """
         meter, self.meter = self.meter, ExchangeLog()
         meter.read_clocks()
-        own = [meter.sent_bytes, meter.received_bytes, sum(meter.seconds), self._wait_seconds]
-        self._wait_seconds = 0.0
-        every = self.gather(
-            torch.cat([torch.tensor(own, dtype=torch.float64), self._server_reports()])
-        )
-        sent, received, seconds, wait = every[:, : len(own)].T
-        reports = every[0, len(own) :].view(len(self._parts), -1)
-        exchange = float((seconds - wait).mean())
+        wait, self._wait_seconds = self._wait_seconds, 0.0
+        exchange = sum(meter.seconds) - wait
+        every: list[Any] = [None] * self.num_workers
+        own = meter.sent_bytes, meter.received_bytes, exchange, wait, self._call(Server.report)
+        with worker_lost():
+            dist.all_gather_object(every, own, group=self.workers)
+        sent, received, exchanges, waits, loads = zip(*every, strict=True)
         return Traffic(
-            sent_bytes=int(sent.mean()),
-            received_bytes=int(received.mean()),
+            sent_bytes=int(fmean(sent)),
+            received_bytes=int(fmean(received)),
             exchange_steps=None,
-            exchange_seconds=exchange,
-            exposed_exchange_seconds=exchange,
-            worker_wait_seconds=tuple(wait.tolist()),
-            servers=tuple(
-                decode_load(part.share, report)
-                for part, report in zip(self._parts, reports, strict=True)
-            ),
+            exchange_seconds=fmean(exchanges),
+            exposed_exchange_seconds=fmean(exchanges),
+            worker_wait_seconds=waits,
+            servers=tuple(loads[0]),
         )
 
     def close(self) -> None:
         if self._colocated:
-            self._colocated.is_closing.set()
-        for part in self._parts:
+            self._colocated.is_closing = True
+        for connection in self._connections:
             with suppress(WorkerLost):
-                part.link.say_goodbye()
+                connection.link.say_goodbye()
         if self._colocated:
             # Do not wait for ever: if this worker failed, the others may be waiting for its end
             # instead of saying goodbye.
-            self._colocated.thread.join(_GOODBYE_SECONDS)
+            self._colocated.join(_GOODBYE_SECONDS)
         super().close()
 
-    def _link(self, server: int) -> ToServer:
-        if not self._strategy.colocated:
-            return ToRemoteServer(self.num_workers + server)
+    def _link(self, server: int) -> RemoteServer | LocalServer:
         if self._colocated and server == self.rank:
             return self._colocated.link
-        return ToRemoteServer(server)
+        return RemoteServer(server if self._strategy.colocated else self.num_workers + server)
 
-    def _exchange(self, request: Request) -> None:
+    def _exchange(self, kind: Kind) -> None:
         """Send a request to every server, wait for the answers, and copy the parameters in the
         answers to this worker's vector.
 
         Worker k begins with server k, modulo the number of servers.
         """
-        first = self.rank % len(self._parts)
-        for part in self._parts[first:] + self._parts[:first]:
-            part.ask(request)
-        self._wait_seconds += max([part.link.wait() for part in self._parts])
-        for part in self._parts:
-            part.unpack()
-            if part.link.travels:
-                self.meter.sent_bytes += part.num_bytes * (request.kind == Kind.PUSH)
-                self.meter.received_bytes += part.num_bytes
+        first = self.rank % len(self._connections)
+        in_turn = self._connections[first:] + self._connections[:first]
+        learning_rate = self._optimizer.param_groups[0]["lr"] / self.gradient_weight
+        waits = [connection.ask(kind, learning_rate) for connection in in_turn]
+        self._wait_seconds += max([wait() for wait in waits])
+        for connection in self._connections:
+            connection.unpack()
+            if connection.link.travels:
+                self.meter.sent_bytes += connection.num_bytes * (kind == Kind.PUSH)
+                self.meter.received_bytes += connection.num_bytes
 
-    def _server_reports(self) -> Tensor:
-        """Return the load that each server counted since this method was last called, on worker 0;
-        return zeros on other workers.
-
-        Only worker 0 asks the servers. `decode_load` names the numbers.
+    def _call(self, function: Callable[..., object], *arguments: object) -> list[Any]:
+        """Call a function of each server on worker 0, and return the results; on other workers,
+        return an empty list.
         """
-        reports = torch.zeros(len(self._parts), report_size(self.num_workers), dtype=torch.float64)
-        if self.rank == 0:
-            for part, report in zip(self._parts, reports, strict=True):
-                part.link.ask(Request(Kind.STATS), into=report)
-                part.link.wait()
-        return reports.flatten()
+        connections = self._connections if self.rank == 0 else []
+        return [connection.link.call(function, *arguments) for connection in connections]
 
     def _meet(self) -> None:
         self.gather(torch.zeros(1, dtype=torch.float64))
 
 
-class _Part:
-    """A worker's connection to one server, for the parameters that this server holds."""
+class _Connection:
+    """A worker's connection to one server, for the parameters that this server holds.
 
-    def __init__(self, vector: Flat, shard: Sequence[Slice], link: ToServer) -> None:
-        self.link = link
-        self._vector, self._shard = vector, shard
-        self._ranges = ranges(shard)
-        count = sum(stop - start for start, stop in self._ranges)
-        self.share = count / vector.parameters.numel()
-        self.num_bytes = count * vector.parameters.element_size()
+    If these are one range of the vector, in the host's memory, data are sent from and received into
+    the vector itself; otherwise a packed copy.
+    """
+
+    def __init__(
+        self, vector: Flat, shard: Sequence[Slice], link: RemoteServer | LocalServer
+    ) -> None:
+        self.link, self._vector, self._ranges = link, vector, ranges(shard)
+        sizes = [stop - start for start, stop in self._ranges]
+        dtype, on_gpu = vector.parameters.dtype, vector.parameters.is_cuda
+        self.num_bytes = sum(sizes) * dtype.itemsize
         self._packed: Tensor | None = None
-        # Without the packed copy, data are sent from and received into the vector itself.
-        if len(self._ranges) > 1 or vector.parameters.is_cuda:
-            pinned = vector.parameters.is_cuda
-            self._packed = torch.empty(count, dtype=vector.parameters.dtype, pin_memory=pinned)
+        if len(sizes) > 1 or on_gpu:
+            self._packed = torch.empty(sum(sizes), dtype=dtype, pin_memory=on_gpu)
+            self._pieces = self._packed.split(sizes)
 
-    def describe(self) -> None:
-        """Send the server the layout of its shard: which slices it holds, and their type."""
-        layout = encode_layout(self._shard, self._vector.parameters.dtype)
-        self.link.ask(Request(Kind.LAYOUT, num_bytes=len(layout)), layout)
-        self.link.wait()
+    def ask(self, kind: Kind, learning_rate: float = 0.0) -> Callable[[], float]:
+        """Send a request with the gradient if it is a push, or with the parameters if the server
+        loads them, and start to receive the server's parameters, which `unpack` then copies.
 
-    def load_parameters(self) -> None:
-        """Send a server the initial values of the parameters that it holds, and wait until the
-        server has received them.
+        Return a function that waits for the answer, and returns the seconds for which the server
+        held it back.
         """
-        self.link.ask(Request(Kind.LOAD), self._pack(self._vector.parameters))
-        self.link.wait()
-
-    def remember(self, kind: Kind, checkpoint: Checkpoint) -> str | None:
-        """Make the server save its state to a file of a checkpoint, or restore it from that file.
-
-        Returns:
-            The SHA-256 of the file that it wrote, in hexadecimal digits, and zeros for a file that
-            it read; None if it could not.
-        """
-        name = torch.frombuffer(bytearray(checkpoint.folder.name.encode()), dtype=torch.uint8)
-        sha256 = torch.zeros(hashlib.sha256().digest_size, dtype=torch.uint8)
-        self.link.ask(Request(kind, num_bytes=len(name)), name, sha256)
-        return bytes(sha256.tolist()).hex() if self.link.wait() >= 0 else None
-
-    def ask(self, request: Request) -> None:
-        """Ask the server for the parameters of its shard.
-
-        If the request is a push, also send the shard's part of this worker's gradient.
-        """
-        payload = self._pack(self._vector.gradients) if request.kind == Kind.PUSH else None
-        (start, stop), *_ = self._ranges
+        vector = self._vector
+        flat = {Kind.LOAD: vector.parameters, Kind.PUSH: vector.gradients}.get(kind)
+        payload = None if flat is None else self._pack(flat)
+        into = self._views(vector.parameters)[0] if self._packed is None else self._packed
         # The packed parameters overwrite the packed gradient. They cannot arrive before the
         # gradient has left.
-        into = self._vector.parameters[start:stop] if self._packed is None else self._packed
-        self.link.ask(request, payload, into)
+        return self.link.ask(kind, into, payload, learning_rate)
 
     def unpack(self) -> None:
-        """Copy the parameters that the server sent to their places in this worker's parameter
-        vector.
-        """
+        """Start to copy the parameters that the server sent to this worker's vector."""
         if self._packed is not None:
-            for (start, stop), piece in self._pieces(self._packed):
-                self._vector.parameters[start:stop].copy_(piece, non_blocking=True)
+            self._copy(self._pieces, self._views(self._vector.parameters))
 
     def _pack(self, flat: Tensor) -> Tensor:
         if self._packed is None:
-            (start, stop), *_ = self._ranges
-            return flat[start:stop]
-        for (start, stop), piece in self._pieces(self._packed):
-            piece.copy_(flat[start:stop], non_blocking=True)
+            return self._views(flat)[0]
+        self._copy(self._views(flat), self._pieces)
         if flat.is_cuda:
             torch.cuda.synchronize()
         return self._packed
 
-    def _pieces(self, packed: Tensor) -> list[tuple[tuple[int, int], Tensor]]:
-        pieces = packed.split([stop - start for start, stop in self._ranges])
-        return list(zip(self._ranges, pieces, strict=True))
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return [flat[start:stop] for start, stop in self._ranges]
+
+    def _copy(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source, non_blocking=True)
 
 
-class _ColocatedServer:
-    """A parameter server that runs in a thread of this worker's process.
+class _ColocatedServer(threading.Thread):
+    """A parameter server in a thread of this worker's process.
 
     Data between the server and this worker are copied, not sent.
     """
 
     def __init__(self, config: RunConfig, place: Place, paths: RunPaths) -> None:
+        super().__init__(name=f"server {place.rank}", daemon=True)
         self._place, self._paths = place, paths
-        inbox: Inbox = queue.SimpleQueue()
-        self.link = LocalLink(place.rank, inbox)
-        links = [
-            self.link if worker == place.rank else ToRemoteWorker(worker, inbox)
-            for worker in range(config.num_workers)
-        ]
-        self._server = Server(config, links, inbox, paths, place.rank)
-        self.is_closing = threading.Event()
-        self.thread = threading.Thread(target=self._run, name=f"server {place.rank}", daemon=True)
-        self.thread.start()
+        others = [worker for worker in range(config.num_workers) if worker != place.rank]
+        self._server = Server(config, paths, place.rank, remote=others)
+        self.link = LocalServer(place.rank, self._server.inbox)
+        self.is_closing = False
+        self.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             with errors_reported(self._paths, self._place):
                 self._server.run()
         except BaseException:
             # This worker is ending anyway, perhaps with an error of its own.
-            if self.is_closing.is_set():
+            if self.is_closing:
                 return
             # The worker may be waiting for others that wait for this server: nothing else would end
             # it.

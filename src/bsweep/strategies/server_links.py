@@ -1,9 +1,9 @@
 """Messages between a worker and a parameter server: over Gloo, or by copying if both are in one
 process.
 
-A worker asks, and the server answers every request except a goodbye. A worker has at most one open
-request to a server. The messages are point-to-point: collective operations would hide how congested
-servers are, which bsweep measures.
+A worker asks over its link to a server, and the server answers every request except a goodbye. A
+worker has at most one open request to a server. The messages are point-to-point: collective
+operations would hide how congested servers are, which bsweep measures.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import queue
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,291 +27,236 @@ from torch import Tensor
 from bsweep.runlog import waits
 from bsweep.runlog.errors import worker_lost
 
-_REQUEST_HEADER, _REQUEST, _ANSWER_HEADER, _ANSWER = range(1, 5)  # Gloo's tags
-_FOREVER = timedelta(days=1000)  # a worker may evaluate for as long as it likes
-_GOODBYE_TIMEOUT = timedelta(seconds=10)
+_REQUEST, _ANSWER = 1, 3  # Gloo's tags; the tensor that follows has the next one, and objects 0
+_NO_TIMEOUT, _GOODBYE_TIMEOUT = timedelta(0), timedelta(seconds=10)
 
 
 class Kind(IntEnum):
-    LAYOUT = 1  # send the layout of the shard, as JSON
-    LOAD = 2  # send the parameters that the server begins with
-    PUSH = 3  # send the gradient; the answer is the parameters, when the consistency allows
-    PULL = 4  # ask for the parameters
-    STATS = 5  # ask for the server's counts since the last STATS
-    BYE = 6
-    SAVE = 7  # save the server's state in the checkpoint of this name
-    RESTORE = 8  # restore the state from there; as for SAVE, an answer below 0 seconds is a failure
-
-
-@dataclass(frozen=True)
-class Request:
-    """The header of a request that a worker sends to a parameter server."""
-
-    kind: Kind
-    clock: int = 0  # pushes that the worker has made, this one included
-    learning_rate: float = 0.0
-    num_bytes: int = 0  # of a LAYOUT, or of a name
-
-    def encoded(self) -> Tensor:
-        return torch.tensor(
-            [self.kind, self.clock, self.learning_rate, self.num_bytes], dtype=torch.float64
-        )
-
-    @classmethod
-    def decoded(cls, header: Tensor) -> Request:
-        kind, clock, learning_rate, num_bytes = header.tolist()
-        return cls(Kind(int(kind)), int(clock), learning_rate, int(num_bytes))
+    LOAD = 1  # send the parameters that the server begins with
+    PUSH = 2  # send the gradient
+    PULL = 3  # send nothing; the answer is the parameters, as of LOAD and PUSH
+    CALL = 4  # name a function of the server; the answer is its result
+    BYE = 5  # send no more requests
 
 
 @dataclass
-class Arrival:
-    """A worker's request that has arrived at a server, with the times of its arrival and its
-    handling.
+class Request:
+    """A request of a worker in another process, which has arrived at a parameter server.
 
     Times are on the server's clock (`time.perf_counter`).
     """
 
     worker: int
-    request: Request
-    arrived_at: float
-    attended_at: float = 0.0
+    kind: Kind
+    learning_rate: float = 0.0
+    call: tuple[Callable[..., object], tuple[object, ...]] | None = None  # function and arguments
+    arrived_at: float = field(default_factory=time.perf_counter)
+    queue_seconds: float = 0.0
+    held_since: float = 0.0  # since then the answer waits for other workers
+    travels = True
 
-    @property
-    def queue_seconds(self) -> float:
-        return self.attended_at - self.arrived_at
+    def receive(self, into: Tensor) -> tuple[Tensor, list[dist.Work]]:
+        """Start to receive the tensor that follows the request, such as a gradient, into `into`.
+
+        Returns:
+            The tensor, which is `into`, or the worker's own if nothing is sent; the transfers to
+            `finish` before it is complete.
+        """
+        return into, _start(dist.irecv, self.worker, _REQUEST, None, into)
+
+    def answer(self, held_seconds: float, parameters: Tensor) -> list[dist.Work]:
+        """Start to send an answer: the parameters, which must not change until they are sent, and
+        the seconds for which the answer waited for other workers.
+
+        Returns:
+            The transfers to `finish`.
+        """
+        header = torch.tensor([held_seconds], dtype=torch.float64)
+        return _start(dist.isend, self.worker, _ANSWER, header, parameters)
+
+    def give(self, result: object) -> None:
+        """Answer a call with its result."""
+        _send_object(result, self.worker)
 
 
-Inbox = queue.SimpleQueue[Arrival | BaseException]
+@dataclass
+class LocalRequest(Request):
+    """A request of the worker in whose process the server runs.
+
+    Nothing is sent: the server and the worker use each other's tensors.
+    """
+
+    payload: Tensor | None = None
+    into: Tensor | None = None
+    answers: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    travels = False
+
+    def receive(self, into: Tensor) -> tuple[Tensor, list[dist.Work]]:
+        assert self.payload is not None
+        return self.payload, []
+
+    def answer(self, held_seconds: float, parameters: Tensor) -> list[dist.Work]:
+        assert self.into is not None
+        self.into.copy_(parameters)
+        self.answers.put(held_seconds)
+        return []
+
+    def give(self, result: object) -> None:
+        self.answers.put(result)
+
+    def wait(self) -> Any:
+        """Wait in the worker's thread for the server's answer, and return it."""
+        with waits.for_others():  # the server in this process may wait for other workers
+            return self.answers.get()
 
 
-class ToServer(ABC):
-    """The worker's end of the connection between a worker and a parameter server."""
+Inbox = queue.SimpleQueue[Request | BaseException]
 
-    travels: bool
 
-    @abstractmethod
+class RemoteServer:
+    """The link of a worker to a parameter server in another process."""
+
+    travels = True
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
     def ask(
-        self, request: Request, payload: Tensor | None = None, into: Tensor | None = None
-    ) -> None:
+        self, kind: Kind, into: Tensor, payload: Tensor | None = None, learning_rate: float = 0.0
+    ) -> Callable[[], float]:
         """Start to send a request and, if given, the tensor `payload` to the server, and start to
-        receive the answer.
+        receive its parameters into `into`, which may be the memory of `payload`.
 
-        The answer's tensor, if there is one, goes into `into`, which may be the memory of
-        `payload`.
+        Returns:
+            A function that waits for the answer, and returns the seconds for which the server
+            delayed the answer to wait for other workers.
         """
+        held_seconds = torch.zeros(1, dtype=torch.float64)
+        works = _start(dist.irecv, self._rank, _ANSWER, held_seconds, into)
+        works += self._send(kind, learning_rate, payload)
 
-    @abstractmethod
-    def wait(self) -> float:
-        """Wait for the server's answer, and return the seconds for which the server delayed the
-        answer to wait for other workers; a number below 0 if it could not save or restore.
+        def wait() -> float:
+            finish(works)
+            return held_seconds.item()
+
+        return wait
+
+    def call(self, function: Callable[..., object], *arguments: object) -> Any:
+        """Call a function, such as `Server.report`, with the server and these arguments, in the
+        server's process.
+
+        The arguments and the result, which is returned, are small and can be pickled. Only worker 0
+        calls: objects have no tags, so two between the same processes could be mixed up.
         """
+        finish(self._send(Kind.CALL))
+        _send_object((function, arguments), self._rank)
+        return _receive_object(self._rank)
 
-    @abstractmethod
     def say_goodbye(self) -> None:
         """Tell the server that this worker sends no more requests.
 
         Raises:
             WorkerLost: If the server is gone, which the caller may ignore.
         """
+        finish(self._send(Kind.BYE), _GOODBYE_TIMEOUT)
+
+    def _send(
+        self, kind: Kind, learning_rate: float = 0.0, payload: Tensor | None = None
+    ) -> list[dist.Work]:
+        header = torch.tensor([kind, learning_rate], dtype=torch.float64)
+        return _start(dist.isend, self._rank, _REQUEST, header, payload)
 
 
-class ToWorker(ABC):
-    """The server's end of the connection between a parameter server and a worker."""
+class LocalServer:
+    """The link of a worker to a parameter server that runs in a thread of the worker's process.
 
-    travels: bool
-
-    @abstractmethod
-    def start_receiving(self, into: Tensor) -> None:
-        """Start to receive the tensor that follows the worker's request, such as a gradient, into
-        `into`.
-        """
-
-    @abstractmethod
-    def received(self) -> Tensor:
-        """Wait until the tensor that follows the worker's request has arrived, and return this
-        tensor.
-
-        It is the `into` of `start_receiving`, or the worker's own tensor if nothing is sent.
-        """
-
-    @abstractmethod
-    def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
-        """Start to send an answer to the worker. It consists of the number `held_seconds` and, if
-        given, the tensor `payload`.
-
-        `payload` must not change until `sent` returns.
-        """
-
-    @abstractmethod
-    def sent(self) -> None:
-        """Wait until the last answer to the worker has been sent."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release this connection's thread and tensors after the worker's goodbye message has
-        arrived.
-        """
-
-
-class ToRemoteServer(ToServer):
-    travels = True
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._works: list[dist.Work] = []
-        self._held = torch.zeros(1, dtype=torch.float64)
-
-    def ask(
-        self, request: Request, payload: Tensor | None = None, into: Tensor | None = None
-    ) -> None:
-        with worker_lost():
-            self._works = [_receive(self._held, self._rank, _ANSWER_HEADER)]
-            if into is not None:
-                self._works.append(_receive(into, self._rank, _ANSWER))
-            self._works.append(_send(request.encoded(), self._rank, _REQUEST_HEADER))
-            if payload is not None:
-                self._works.append(_send(payload, self._rank, _REQUEST))
-
-    def wait(self) -> float:
-        with worker_lost():
-            for work in self._works:
-                work.wait(_FOREVER)
-        self._works = []
-        return self._held.item()
-
-    def say_goodbye(self) -> None:
-        with worker_lost():
-            _send(Request(Kind.BYE).encoded(), self._rank, _REQUEST_HEADER).wait(_GOODBYE_TIMEOUT)
-
-
-class ToRemoteWorker(ToWorker):
-    travels = True
-
-    def __init__(self, worker: int, inbox: Inbox) -> None:
-        self._worker, self._inbox = worker, inbox
-        self._receiving: tuple[Tensor, dist.Work] | None = None
-        self._sending: list[dist.Work] = []
-        self._thread = threading.Thread(
-            target=self._listen, name=f"listen to worker {worker}", daemon=True
-        )
-        self._thread.start()
-        atexit.register(self._end_process)
-
-    def start_receiving(self, into: Tensor) -> None:
-        with worker_lost():
-            self._receiving = into, _receive(into, self._worker, _REQUEST)
-
-    def received(self) -> Tensor:
-        assert self._receiving is not None
-        into, work = self._receiving
-        with worker_lost():
-            work.wait()
-        return into
-
-    def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
-        self.sent()
-        with worker_lost():
-            held = torch.tensor([held_seconds], dtype=torch.float64)
-            self._sending = [_send(held, self._worker, _ANSWER_HEADER)]
-            if payload is not None:
-                self._sending.append(_send(payload, self._worker, _ANSWER))
-
-    def sent(self) -> None:
-        with worker_lost():
-            for work in self._sending:
-                work.wait()
-        self._sending = []
-
-    def close(self) -> None:
-        self._thread.join()
-        # The registration would keep this object, and the tensors that it sent, for ever.
-        atexit.unregister(self._end_process)
-        self._receiving = None
-
-    def _end_process(self) -> None:
-        """End the server's process at once if the thread of this connection still waits for
-        requests.
-
-        Python calls it at its end. A thread that returns from torch while Python ends would abort
-        the process.
-        """
-        if self._thread.is_alive():
-            sys.stdout.flush()
-            # Exit with 1 after an error, which Python has printed by now.
-            os._exit(1 if hasattr(sys, "last_type") else 0)
-
-    def _listen(self) -> None:
-        """Receive the worker's requests and put each into the server's inbox, until the worker's
-        goodbye message.
-
-        It runs in a thread of its own, so that it notes the time of arrival while the server works.
-        """
-        header = Request(Kind.BYE).encoded()
-        try:
-            while True:
-                with worker_lost():
-                    _receive(header, self._worker, _REQUEST_HEADER).wait(_FOREVER)
-                request = Request.decoded(header)
-                self._inbox.put(Arrival(self._worker, request, time.perf_counter()))
-                if request.kind == Kind.BYE:
-                    return
-        except BaseException as error:
-            self._inbox.put(error)
-
-
-class LocalLink(ToServer, ToWorker):
-    """Both ends of the connection between a worker and a server that runs in the worker's process.
-
-    Nothing is sent: the server and the worker use each other's tensors.
+    Its methods are those of `RemoteServer`.
     """
 
     travels = False
 
     def __init__(self, worker: int, inbox: Inbox) -> None:
         self._worker, self._inbox = worker, inbox
-        self._payload: Tensor | None = None
-        self._into: Tensor | None = None
-        self._answers: queue.SimpleQueue[float] = queue.SimpleQueue()
 
     def ask(
-        self, request: Request, payload: Tensor | None = None, into: Tensor | None = None
-    ) -> None:
-        self._payload, self._into = payload, into
-        self._inbox.put(Arrival(self._worker, request, time.perf_counter()))
+        self, kind: Kind, into: Tensor, payload: Tensor | None = None, learning_rate: float = 0.0
+    ) -> Callable[[], float]:
+        request = LocalRequest(self._worker, kind, learning_rate, payload=payload, into=into)
+        self._inbox.put(request)
+        return request.wait
 
-    def wait(self) -> float:
-        with waits.for_others():  # the server in this process may wait for other workers
-            return self._answers.get()
+    def call(self, function: Callable[..., object], *arguments: object) -> Any:
+        request = LocalRequest(self._worker, Kind.CALL, call=(function, arguments))
+        self._inbox.put(request)
+        return request.wait()
 
     def say_goodbye(self) -> None:
-        self.ask(Request(Kind.BYE))
-
-    def start_receiving(self, into: Tensor) -> None:
-        pass
-
-    def received(self) -> Tensor:
-        assert self._payload is not None
-        return self._payload
-
-    def answer(self, held_seconds: float = 0.0, payload: Tensor | None = None) -> None:
-        if self._into is not None and payload is not None:
-            self._into.copy_(payload)
-        self._answers.put(held_seconds)
-
-    def sent(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        self._inbox.put(LocalRequest(self._worker, Kind.BYE))
 
 
-def _send(tensor: Tensor, rank: int, tag: int) -> dist.Work:
-    work = dist.isend(tensor, rank, tag=tag)
-    assert work is not None
-    return work
+def listen(worker: int, inbox: Inbox) -> threading.Thread:
+    """Start a thread that puts the requests of a worker in another process into a server's inbox,
+    until the worker's goodbye. So the time of arrival is noted while the server works.
+    """
+    thread = threading.Thread(
+        target=_listen, args=(worker, inbox), name=f"listen to worker {worker}", daemon=True
+    )
+    thread.start()
+    atexit.register(_end_process, thread)
+    return thread
 
 
-def _receive(tensor: Tensor, rank: int, tag: int) -> dist.Work:
-    work = dist.irecv(tensor, rank, tag=tag)
-    assert work is not None
-    return work
+def _listen(worker: int, inbox: Inbox) -> None:
+    header = torch.zeros(2, dtype=torch.float64)
+    try:
+        while header[0] != Kind.BYE:
+            finish(_start(dist.irecv, worker, _REQUEST, header))
+            request = Request(worker, Kind(int(header[0])), float(header[1]))
+            if request.kind == Kind.CALL:
+                request.call = _receive_object(worker)
+            inbox.put(request)
+    except BaseException as error:
+        inbox.put(error)
+
+
+def _end_process(thread: threading.Thread) -> None:
+    """End this process at once if a thread still listens to a worker.
+
+    Python calls it at its end. A thread that returns from torch while Python ends would abort the
+    process.
+    """
+    if thread.is_alive():
+        sys.stdout.flush()
+        # Exit with 1 after an error, which Python has printed by now.
+        os._exit(1 if hasattr(sys, "last_type") else 0)
+
+
+def finish(works: list[dist.Work], timeout: timedelta = _NO_TIMEOUT) -> None:
+    """Wait until tensors have been sent or received."""
+    with worker_lost():
+        for work in works:
+            work.wait(timeout)
+
+
+def _start(
+    transfer: Callable[..., Any], rank: int, tag: int, *tensors: Tensor | None
+) -> list[dist.Work]:
+    """Start to send or to receive tensors, whose tags are the numbers from `tag` on."""
+    with worker_lost():
+        return [
+            transfer(tensor, rank, tag=number)
+            for number, tensor in enumerate(tensors, tag)
+            if tensor is not None
+        ]
+
+
+def _send_object(value: object, rank: int) -> None:
+    with worker_lost():
+        dist.send_object_list([value], rank, device=torch.device("cpu"))
+
+
+def _receive_object(rank: int) -> Any:
+    values: list[Any] = [None]
+    with worker_lost():
+        dist.recv_object_list(values, rank, device=torch.device("cpu"))
+    return values[0]
