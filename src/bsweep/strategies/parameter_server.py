@@ -213,6 +213,7 @@ class _Connection:
         if len(sizes) > 1 or on_gpu:
             self._packed = torch.empty(sum(sizes), dtype=dtype, pin_memory=on_gpu)
             self._pieces = self._packed.split(sizes)
+        self._copied = torch.cuda.Event() if on_gpu else None  # the last copies have ended
 
     def ask(self, kind: Kind, learning_rate: float = 0.0) -> Callable[[], float]:
         """Send a request with the gradient if it is a push, or with the parameters if the server
@@ -225,8 +226,10 @@ class _Connection:
         flat = {Kind.LOAD: vector.parameters, Kind.PUSH: vector.gradients}.get(kind)
         payload = None if flat is None else self._pack(flat)
         into = self._views(vector.parameters)[0] if self._packed is None else self._packed
-        # The packed parameters overwrite the packed gradient. They cannot arrive before the
-        # gradient has left.
+        # What arrives overwrites `_packed`. So the copies from there to the vector must have ended.
+        # The gradient has left before the parameters can arrive.
+        if self._copied:
+            self._copied.synchronize()
         return self.link.ask(kind, into, payload, learning_rate)
 
     def unpack(self) -> None:
@@ -238,8 +241,6 @@ class _Connection:
         if self._packed is None:
             return self._views(flat)[0]
         self._copy(self._views(flat), self._pieces)
-        if flat.is_cuda:
-            torch.cuda.synchronize()
         return self._packed
 
     def _views(self, flat: Tensor) -> list[Tensor]:
@@ -248,6 +249,8 @@ class _Connection:
     def _copy(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         for source, target in zip(sources, targets, strict=True):
             target.copy_(source, non_blocking=True)
+        if self._copied:
+            self._copied.record(torch.cuda.current_stream(self._vector.parameters.device))
 
 
 class _ColocatedServer(threading.Thread):
