@@ -192,17 +192,17 @@ class Shard(Flat):
     """
 
     def __init__(self, slices: Sequence[Slice], dtype: torch.dtype) -> None:
-        stops = list(itertools.accumulate(part.num_elements for part in slices))
-        packed = [
-            replace(part, start=stop - part.num_elements, stop=stop)
-            for part, stop in zip(slices, stops, strict=True)
-        ]
+        packed, start = [], 0
+        for piece in slices:
+            packed.append(replace(piece, start=start, stop=start + piece.num_elements))
+            start += piece.num_elements
         super().__init__(packed, dtype, torch.device("cpu"))
-        self.tensors = tuple(
-            nn.Parameter(self.parameters[p.start : p.stop].view(p.shape)) for p in packed
-        )
-        for part, tensor in zip(packed, self.tensors, strict=True):
-            tensor.grad = self.gradients[part.start : part.stop].view(part.shape)
+        self.tensors = tuple(nn.Parameter(view) for view in self._views(self.parameters))
+        for tensor, view in zip(self.tensors, self._views(self.gradients), strict=True):
+            tensor.grad = view
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return [flat[piece.start : piece.stop].view(piece.shape) for piece in self.slices]
 
 
 def layout(model: nn.Module) -> tuple[Slice, ...]:

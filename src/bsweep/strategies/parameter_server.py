@@ -132,14 +132,14 @@ class ParameterServer(TorchStrategy, Rounds):
         exchange.
         """
         meter, self.meter = self.meter, ExchangeLog()
-        meter.read_clocks()
         wait, self._wait_seconds = self._wait_seconds, 0.0
+        meter.read_clocks()
         exchange = sum(meter.seconds) - wait
-        every: list[Any] = [None] * self.num_workers
-        own = meter.sent_bytes, meter.received_bytes, exchange, wait, self._call(Server.report)
+        counts = meter.sent_bytes, meter.received_bytes, exchange, wait, self._call(Server.report)
+        rows: list[Any] = [None] * self.num_workers
         with worker_lost():
-            dist.all_gather_object(every, own, group=self.workers)
-        sent, received, exchanges, waits, loads = zip(*every, strict=True)
+            dist.all_gather_object(rows, counts, group=self.workers)
+        sent, received, exchanges, waits, loads = zip(*rows, strict=True)
         return Traffic(
             sent_bytes=int(fmean(sent)),
             received_bytes=int(fmean(received)),
