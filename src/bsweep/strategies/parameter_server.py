@@ -90,7 +90,6 @@ class ParameterServer(TorchStrategy, Rounds):
             for connection in self._connections:
                 connection.ask(Kind.LOAD)()
         self._meet()  # nobody pushes before the parameters are loaded
-        self._wait_seconds, self.meter = 0.0, ExchangeLog()
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         """At the end of an epoch, fetch the parameters with the gradients of all workers."""
