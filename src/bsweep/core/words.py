@@ -1,9 +1,9 @@
-"""Functions that return counts, lists, durations and names as texts for sentences."""
+"""Functions that return counts, lists, durations, names and tables as texts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 _NOT_TO_SHOW = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -89,3 +89,18 @@ def decimal_hours(hours: float | None) -> str:
     digits such as `0.0042`; `-` for None.
     """
     return "-" if hours is None else f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
+    """Return the rows of a table as lines with aligned columns. Those whose indices are in `left`
+    are aligned on the left, and all others on the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return [line.rstrip() for line in lines]

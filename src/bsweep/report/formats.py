@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from bsweep.config.values import did_you_mean
+from bsweep.core.words import aligned
 
 _HEADING_WIDTH = 9  # characters in a line of a heading in LaTeX
 _MAX_ROWS = 300  # of a table on the page
@@ -122,12 +123,7 @@ def as_html(
 
 
 def as_text(table: Table) -> str:
-    rows = list(_rows(table, str))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        numbers = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        lines.append("  ".join([first.ljust(widths[0]), *numbers]))
+    lines = aligned(list(_rows(table, str)), left=[0])
     return "\n".join([textwrap.fill(table.caption, 100), "", *lines])
 
 

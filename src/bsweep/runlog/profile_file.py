@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from bsweep.config.run import RunConfig
 from bsweep.config.values import Finite, NonNegative, Positive
+from bsweep.core.words import aligned
 from bsweep.runlog.reading import Damaged
 
 PARTS = ("data", "forward", "backward", "graph", "exchange", "optimizer", "loop")
@@ -85,9 +86,7 @@ def table(workers: Sequence[Anatomy]) -> str:
     busy = [worker.busy_seconds for worker in workers if worker.busy_seconds is not None]
     if busy:
         rows.append(["GPU busy", *_cells(busy, step)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [(row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])) for row in rows]
-    return "\n".join("  ".join(line) for line in lines)
+    return "\n".join(aligned(rows, left=[0]))
 
 
 def _cells(seconds: Sequence[float], step: float) -> list[str]:

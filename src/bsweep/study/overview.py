@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep.core.words import counted, decimal_hours, duration
+from bsweep.core.words import aligned, counted, decimal_hours, duration
 from bsweep.runlog.files import no_such_study
 from bsweep.study import commands, states
 from bsweep.study.commands import Planned
@@ -161,7 +161,7 @@ def plan_text(rows: Sequence[Row], source: str) -> str:
         of = row.planned.epochs if row.planned else None
         left = [duration(row.seconds), decimal_hours(row.worker_hours)]
         table.append([row.run_id, row.state.says(of), *(left if row.is_left else ["", ""])])
-    return "\n".join([*_aligned(table), *_failures(rows), totals(rows, source)])
+    return "\n".join([*aligned(table, left=[0, 1]), *_failures(rows), totals(rows, source)])
 
 
 def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Sequence[str]) -> str:
@@ -250,20 +250,6 @@ def _at_most(lines: list[str]) -> list[str]:
         *lines[:_MOST_LISTED],
         *([f"  ... and {more} more (--json lists all)"] if more > 0 else []),
     ]
-
-
-def _aligned(table: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if column < _NUM_WORDS else f"{cell:>{width}}"
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in table
-    ]
-
-
-_NUM_WORDS = 2  # the first columns of a table, which are aligned to the left
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

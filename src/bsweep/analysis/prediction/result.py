@@ -37,7 +37,7 @@ from bsweep.analysis.prediction.selection import (
 )
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing
 from bsweep.config.target import Target
-from bsweep.core.words import counted, first_of, joined
+from bsweep.core.words import aligned, counted, first_of, joined
 
 _UNITS = {
     "seconds": "s", "worker_seconds": "worker-seconds", "money": "in money",
@@ -629,19 +629,6 @@ def _as_text(table: pd.DataFrame) -> str:
     last column and columns of words on the left.
     """
     rows = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
-    last = len(rows[0]) - 1
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    is_text = [
-        bool(column) and not any(cell[:1].isdigit() for cell in column)
-        for column in zip(*rows[1:], strict=True)
-    ]
-    lines = (
-        "  ".join(
-            cell.ljust(widths[place])
-            if is_text[place] or place == last
-            else cell.rjust(widths[place])
-            for place, cell in enumerate(row)
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    columns = enumerate(zip(*rows[1:], strict=True))
+    words = [place for place, cells in columns if not any(cell[:1].isdigit() for cell in cells)]
+    return "\n".join(aligned(rows, left=[*words, len(rows[0]) - 1]))
