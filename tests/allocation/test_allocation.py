@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from bsweep import allocation
-from bsweep.allocation import devices, fill_in, policies
+from bsweep.allocation import devices, fill_in, probes
 from bsweep.config.parsing import conf_dir
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config, save_config
@@ -57,11 +57,11 @@ def worker(
 def write_probe(
     config: RunConfig, workers: list[ProbedWorker], changes: dict[str, Any] | None = None
 ) -> None:
-    path = allocation.probe_path(config)
+    path = probes.path_of(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     probe = {
         "schema": 1,
-        "probed": allocation.probed_of(config),
+        "probed": probes.settings(config),
         "workers": [asdict(one) for one in workers],
         "exchange_seconds": 0.5,
     }
@@ -83,10 +83,9 @@ def resolved(
 
 
 def test_the_studys_devices_and_methods_a_and_c() -> None:
-    assert [devices.device(node).flops for node in NODES] == pytest.approx(FLOPS)
-    assert [devices.device(node).memory_bytes / 1e9 for node in NODES] == [11, 11, 24, 24]
-    assert uneven.batch_by_flops(FLOPS, 4) == (4, 4, 6, 5)
-    assert uneven.steps_by_flops(FLOPS, 100) == (100, 104, 145, 117)
+    assert [devices.flops(node) for node in NODES] == pytest.approx(FLOPS)
+    assert uneven.by_flops(FLOPS, 4) == (4, 4, 6, 5)
+    assert uneven.by_flops(FLOPS, 100) == (100, 104, 145, 117)
 
 
 def test_steps_by_the_studys_real_speeds() -> None:
@@ -109,15 +108,15 @@ def test_by_seconds_nobody_takes_longer_than_the_slowest() -> None:
 
 
 def test_drift_is_of_shares() -> None:
-    assert not allocation.drifted([1, 2], [2, 4], 0.01)  # all slower alike
-    assert not allocation.drifted([1, 1], [1, 1.05], 0.1)
-    assert allocation.drifted([1, 1], [1, 2], 0.1)
+    assert not uneven.drifted([1, 2], [2, 4], 0.01)  # all slower alike
+    assert not uneven.drifted([1, 1], [1, 1.05], 0.1)
+    assert uneven.drifted([1, 1], [1, 2], 0.1)
 
 
 @pytest.mark.parametrize("total", [4, 5, 19, 20, 1000])
 def test_shares_sum_up_and_leave_nobody_without(total: int) -> None:
     for weights in (FLOPS, (1, 1, 1, 1), (1000, 1, 1, 1), (1, 2, 3, 4)):
-        parts = allocation.shares(total, weights)
+        parts = uneven.shares(total, weights)
         assert sum(parts) == total
         assert min(parts) >= 1
         assert [parts[i] for i in sorted(range(4), key=lambda i: weights[i])] == sorted(parts)
@@ -131,10 +130,10 @@ def test_least_steps_keep_an_exchange_small() -> None:
 
 
 def test_a_knee_keeps_the_throughput() -> None:
-    one = worker(0.001)
-    assert policies.knee_batch(one, 1, 0.9) == 64  # 0.01 s of each step are fixed
-    assert policies.knee_batch(one, 1, 0.5) == 8  # 8 / 0.018 of 64 / 0.074
-    assert policies.knee_batch(one, 32, 0.5) == 32
+    rates = worker(0.001).rates
+    assert uneven.knee_batch(rates, 1, 0.9) == 64  # 0.01 s of each step are fixed
+    assert uneven.knee_batch(rates, 1, 0.5) == 8  # 8 / 0.018 of 64 / 0.074
+    assert uneven.knee_batch(rates, 32, 0.5) == 32
 
 
 def test_seconds_between_probed_batches_lie_on_lines() -> None:
@@ -156,7 +155,7 @@ def test_seconds_between_probed_batches_lie_on_lines() -> None:
     ],
 )
 def test_torchs_names_are_known(name: str, key: str) -> None:
-    assert devices.device(name) == devices.device(key)
+    assert devices.flops(name) == devices.flops(key)
 
 
 def test_names_are_unambiguous_and_every_device_has_its_source() -> None:
@@ -173,7 +172,7 @@ def test_names_are_unambiguous_and_every_device_has_its_source() -> None:
         assert entry["source"]
     for other in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA A100X", "NVIDIA RTX 6000 Ada Generation"):
         with pytest.raises(ConfigError):
-            devices.device(other)
+            devices.flops(other)
 
 
 @pytest.mark.full(but=5)

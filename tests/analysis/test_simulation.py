@@ -18,6 +18,7 @@ import pytest
 
 import bsweep
 from bsweep import allocation
+from bsweep.allocation import probes
 from bsweep.analysis.simulation import (
     collectives,
     passes,
@@ -244,8 +245,8 @@ def test_batches_and_steps_are_those_that_runs_choose(
         }
         for speed, most in zip(of.speeds, of.largest_batches, strict=True)
     ]  # fmt: skip
-    found = {"probed": allocation.probed_of(config), "workers": workers, "exchange_seconds": 0.5}
-    allocation.write_probe(config, {"schema": PROBE_SCHEMA, **found})
+    found = {"probed": probes.settings(config), "workers": workers, "exchange_seconds": 0.5}
+    probes.write(config, {"schema": PROBE_SCHEMA, **found})
     run = allocation.fill_in(config)
     (way,) = words.ways_of(f"diloco:allocation={name}", NO_RUNS)
     mean = uneven.batches(way, of, 3, 14, asked).mean()

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bsweep import allocation
+from bsweep.allocation import probes
 from bsweep.cli import main
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
-from bsweep.core.uneven import batch_by_flops, by_seconds, steps_by_flops
+from bsweep.core.uneven import by_flops, by_seconds
 from bsweep.measure import probe_worker
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.probe_file import Probe
@@ -75,7 +76,7 @@ if not any("resource_tracker" in word for word in sys.orig_argv):
 def probed(tmp_path: Path, *overrides: str) -> tuple[RunConfig, Probe]:
     ran_ok("probe", *overrides, cwd=tmp_path)
     config = compose(*overrides, f"results_dir={tmp_path}/results")
-    return config, allocation.read_probe(config)
+    return config, probes.read(config)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_a_probe_sees_who_is_slow_and_who_has_little_memory(uneven: tuple[Path, str]) -> None:
     folder, output = uneven
     config = compose(*UNEVEN, f"results_dir={folder}/results")
-    fast, slow = allocation.read_probe(config).workers
+    fast, slow = probes.read(config).workers
     both = [batch.local_batch for batch in slow.batches]
     factors = [slow.step_seconds(batch) / fast.step_seconds(batch) for batch in both]
     assert statistics.median(factors) > 1.5
@@ -101,8 +102,8 @@ def test_a_probe_sees_who_is_slow_and_who_has_little_memory(uneven: tuple[Path, 
     for words in ("worker 1: local batch 8: ", "out of memory", "TFLOP/s", "one exchange: "):
         assert words in output
     assert not list((folder / "results/s").glob("*/summary.json"))
-    written = json.loads(allocation.probe_path(config).read_text())
-    assert json.loads(json.dumps(asdict(allocation.read_probe(config)))) == {
+    written = json.loads(probes.path_of(config).read_text())
+    assert json.loads(json.dumps(asdict(probes.read(config)))) == {
         **written,
         "splits": [],
     }
@@ -111,13 +112,13 @@ def test_a_probe_sees_who_is_slow_and_who_has_little_memory(uneven: tuple[Path, 
 @pytest.mark.full
 def test_every_policy_resolves_from_a_real_probe(uneven: tuple[Path, str]) -> None:
     point = (*UNEVEN, f"results_dir={uneven[0]}/results")
-    workers = allocation.read_probe(compose(*point)).workers
+    workers = probes.read(compose(*point)).workers
     flops = [worker.peak_flops for worker in workers]
     seconds = [worker.step_seconds(8) for worker in workers]
     expected: dict[str, tuple[str, tuple[int, ...]]] = {
         "batch_by_memory": ("local_batches", (workers[0].largest_batch, workers[1].largest_batch)),
-        "batch_by_flops": ("local_batches", batch_by_flops(flops, 8)),
-        "steps_by_flops": ("local_steps", steps_by_flops(flops, 100)),
+        "batch_by_flops": ("local_batches", by_flops(flops, 8)),
+        "steps_by_flops": ("local_steps", by_flops(flops, 100)),
         "by_speed": ("local_steps", by_seconds(seconds, 100)),
     }
     for name, (key, values) in expected.items():
@@ -132,7 +133,7 @@ def test_a_memory_limit_holds_in_training_as_in_the_probe(
     uneven: tuple[Path, str], tmp_path: Path
 ) -> None:
     folder, _ = uneven
-    probe = allocation.read_probe(compose(*UNEVEN, f"results_dir={folder}/results"))
+    probe = probes.read(compose(*UNEVEN, f"results_dir={folder}/results"))
     largest = probe.workers[1].largest_batch
     limited = ("strategy=allreduce", "launch.memory_limit_mb=[24]")
     alone = (*LARGE, "precision=fp32", "num_workers=1", *limited)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bsweep import allocation
+from bsweep.allocation import probes
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.launch import Outcome
@@ -28,11 +28,13 @@ LIMIT = "launch.memory_limit_mb=[20,20]"
 
 def probed(folder: Path, *words: str) -> list[dict[str, Any]]:
     """Probe a point, and return the ways of splitting in the study's file."""
-    ran_ok("probe", *POINT, *words, cwd=folder, timeout=600)
-    found: list[dict[str, Any]] = json.loads((folder / "results/s/probe.json").read_text())[
+    ran = ran_ok("probe", *POINT, *words, cwd=folder, timeout=600)
+    splits: list[dict[str, Any]] = json.loads((folder / "results/s/probe.json").read_text())[
         "splits"
     ]
-    return found
+    for split in splits:
+        assert split["probed"]["strategy.name"] in ran.stdout
+    return splits
 
 
 @pytest.mark.full
@@ -91,7 +93,7 @@ class Machine:
 
     def probed(self) -> tuple[Outcome, ProbedSplit]:
         outcome = split_probe.probe(self.config, lambda _: None)
-        (found,) = allocation.kept_probe(self.config).splits
+        (found,) = probes.kept(self.config).splits
         return outcome, found
 
 
@@ -142,11 +144,10 @@ def test_a_file_that_is_no_probe_is_kept_and_said(tmp_path: Path) -> None:
 def test_whole_and_split_models_share_a_file(machine: Machine) -> None:
     machine.probed()
     machine.probed()
-    assert allocation.split_table(machine.config).count("pipeline") == 1
-    path = allocation.probe_path(machine.config)
+    path = probes.path_of(machine.config)
     diloco = ("strategy=diloco", "allocation=hybrid", "local_batch=8")
     with pytest.raises(ConfigError, match="has only split models"):
-        allocation.read_probe(compose(*POINT, *diloco, f"results_dir={path.parents[1]}"))
+        probes.read(compose(*POINT, *diloco, f"results_dir={path.parents[1]}"))
     worker = {
         "host": "h", "device": "cpu", "precision": "fp32", "memory_bytes": None,
         "peak_flops": 1e9, "batches": [{"local_batch": 1, "step_seconds": 0.1}],
@@ -154,5 +155,5 @@ def test_whole_and_split_models_share_a_file(machine: Machine) -> None:
     }  # fmt: skip
     whole = {"schema": 2, "probed": {}, "workers": [worker], "exchange_seconds": 0.1}
     splits = json.loads(path.read_text())["splits"]
-    allocation.write_probe(machine.config, whole)
+    probes.write(machine.config, whole)
     assert json.loads(path.read_text()) == {**whole, "splits": splits}

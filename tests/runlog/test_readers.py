@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import bsweep
 from bsweep import allocation, report
 from bsweep.advise import search
+from bsweep.allocation import probes
 from bsweep.analysis.loading import tables_of
 from bsweep.analysis.prediction.step_time import probe_timings
 from bsweep.config.saved import read_config, save_config
@@ -184,7 +185,7 @@ def test_anything_as_probe_json_is_read_or_said(
 ) -> None:
     config = compose(*POINT, "num_workers=2", f"allocation={policy}", f"results_dir={tmp_path}")
     write_probe(config, [worker(0.01), worker(0.02)])
-    path = allocation.probe_path(config)
+    path = probes.path_of(config)
     whole = path.read_bytes()
 
     def read(content: bytes) -> bool:

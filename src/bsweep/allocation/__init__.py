@@ -2,9 +2,8 @@
 workers of unequal speed or memory.
 
 The input is a checked point. The card's function in `fill` computes the lists with the pure
-functions in `policies` and `bsweep.core.uneven`. It uses what a probe measured (`probes`) or the
-nominal values of `devices`. The output is the point with `local_batches`, `local_steps` or both
-filled in.
+functions in `bsweep.core.uneven`. It uses what a probe measured (`probes`) or the nominal values of
+`devices`. The output is the point with `local_batches`, `local_steps` or both filled in.
 
 This package measures nothing itself and imports no torch, because it runs in the parent process
 before a launch. Changes during training belong to `batching`.
@@ -12,38 +11,11 @@ before a launch. Changes during training belong to `batching`.
 
 from __future__ import annotations
 
-from bsweep.allocation.policies import drifted, shares
-from bsweep.allocation.probes import (
-    kept_probe,
-    probe_path,
-    probed_of,
-    probed_of_split,
-    read_probe,
-    split_table,
-    table,
-    write_probe,
-    write_split_probe,
-)
+from bsweep.allocation import probes
 from bsweep.config.card import resolve
 from bsweep.config.contradictions import refuse_contradictions
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-
-__all__ = [
-    "doubts",
-    "drifted",
-    "fill_in",
-    "kept_probe",
-    "probe_path",
-    "probed_of",
-    "probed_of_split",
-    "read_probe",
-    "shares",
-    "split_table",
-    "table",
-    "write_probe",
-    "write_split_probe",
-]
 
 
 def fill_in(config: RunConfig) -> RunConfig:
@@ -54,9 +26,13 @@ def fill_in(config: RunConfig) -> RunConfig:
         ConfigError: If the lists cannot be computed, such as without a probe, or if they contradict
             the rest of the configuration.
     """
-    filled: RunConfig = resolve(config.allocation.builds)(config, config.allocation)
-    if filled is not config:
-        refuse_contradictions(filled)
+    card = config.allocation
+    lacks_batches = card.shares_batches and not card.local_batches
+    lacks_steps = card.shares_steps and not card.local_steps
+    if not (lacks_batches or lacks_steps):
+        return config
+    filled: RunConfig = resolve(card.builds)(config, card)
+    refuse_contradictions(filled)
     return filled
 
 
@@ -67,14 +43,12 @@ def doubts(config: RunConfig) -> list[str]:
     if not config.allocation.fills_memory:
         return []
     try:
-        workers = read_probe(config).workers
+        workers = probes.read(config).workers
     except ConfigError:  # no probe is needed if the user gave the batches
         return []
     return [
-        (
-            f"local batch {batch} of worker {rank} is the largest that its probe had time for: "
-            "more may fit"
-        )
+        f"local batch {batch} of worker {rank} is the largest that its probe had time for: "
+        "more may fit"
         for rank, (worker, batch) in enumerate(zip(workers, config.local_batches, strict=True))
         if worker.stopped_by == "seconds" and batch == worker.largest_batch
     ]

@@ -1,11 +1,10 @@
-"""Nominal speed and memory of GPUs by name, from `conf/devices.yaml`."""
+"""Nominal speed of GPUs by name, from `conf/devices.yaml`."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -14,29 +13,18 @@ from bsweep.config.parsing import conf_dir
 from bsweep.config.values import ConfigError, did_you_mean
 
 
-@dataclass(frozen=True)
-class Device:
-    """The nominal speed and memory of one GPU; for several GPUs that train together as one worker,
-    their mean speed and smallest memory. The speed is the dense half-precision FLOP/s.
-    """
-
-    flops: float
-    memory_bytes: float
-
-
-def device(entry: str) -> Device:
-    """Return the nominal speed and memory of the GPUs that an entry such as `4 A30` or `3 RTX 2080
-    Ti + TITAN RTX` names.
-
-    Several GPUs give their mean FLOP/s and their smallest memory.
+def flops(entry: str) -> float:
+    """Return the nominal dense half-precision FLOP/s of the GPUs that an entry such as `4 A30` or
+    `3 RTX 2080 Ti + TITAN RTX` names: of several GPUs, which train together as one worker, their
+    mean.
 
     Raises:
         ConfigError: If a name is not in `conf/devices.yaml`.
     """
-    found: list[Device] = []
-    for part in entry.split("+"):
-        match = re.fullmatch(r"(?:([1-9]\d?) *x? +)?(.+)", part.strip())
-        count, name = (int(match[1] or 1), match[2]) if match else (1, part)
+    speeds: list[float] = []
+    for gpus in entry.split("+"):
+        match = re.fullmatch(r"(?:([1-9]\d?) *x? +)?(.+)", gpus.strip())
+        count, name = (int(match[1] or 1), match[2]) if match else (1, gpus)
         if plain(name) not in known():
             near = did_you_mean(name, [str(key) for key in _table()])
             raise ConfigError(
@@ -44,10 +32,8 @@ def device(entry: str) -> Device:
                 f"{', '.join(_table())}. For another device leave allocation.devices out, and run "
                 "`bsweep probe`, which measures it."
             )
-        found += [known()[plain(name)]] * count
-    return Device(
-        sum(one.flops for one in found) / len(found), min(one.memory_bytes for one in found)
-    )
+        speeds += [known()[plain(name)]] * count
+    return sum(speeds) / len(speeds)
 
 
 @functools.cache
@@ -59,12 +45,12 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
 
 
 @functools.cache
-def known() -> Mapping[str, Device]:
-    """Return the nominal speed and memory of each device in `conf/devices.yaml`, by its names and
-    aliases in the simplified form of `plain`.
+def known() -> Mapping[str, float]:
+    """Return the nominal FLOP/s of each device in `conf/devices.yaml`, by its names and aliases in
+    the simplified form of `plain`.
     """
     return {
-        plain(alias): Device(entry["tflops"] * 1e12, entry["memory_gb"] * 1e9)
+        plain(alias): entry["tflops"] * 1e12
         for name, entry in _table().items()
         for alias in (name, *entry.get("names", ()))
     }

@@ -1,8 +1,8 @@
 """Functions that fill a point with the lists that its allocation chooses, one function for each
 variant of `allocation`.
 
-The lists are the workers' local batches, their numbers of local steps, or both. `uniform` chooses
-none. Lists that the user gave stay as they are.
+The lists are the workers' local batches, their numbers of local steps, or both. A function is
+called only if one of its lists is missing.
 
 Methods B and C are those of "GPU Performance-Aware Batch Size and Local Step Adjustment for
 Efficient Geo-Distributed Training" (Shin et al.), whose baseline is `uniform`.
@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bsweep.allocation import devices, policies
-from bsweep.allocation.probes import probe_path, read_probe
+from bsweep.allocation import devices, probes
 from bsweep.config.allocation import (
     BatchByFlopsConfig,
     BatchByMemoryConfig,
@@ -22,7 +21,6 @@ from bsweep.config.allocation import (
     HybridConfig,
     NetworkAwareConfig,
     StepsByFlopsConfig,
-    UniformConfig,
 )
 from bsweep.config.groups import AllocationConfig
 from bsweep.config.run import RunConfig
@@ -30,75 +28,58 @@ from bsweep.config.values import ConfigError, show
 from bsweep.core import uneven
 
 
-def uniform(config: RunConfig, a: UniformConfig) -> RunConfig:
-    return config
+def batch_by_flops(config: RunConfig, card: BatchByFlopsConfig) -> RunConfig:
+    flops = _flops(config, card)
+    batches = _shared(config, flops) or uneven.by_flops(flops, config.examples_per_pass)
+    return replace(config, allocation=replace(card, local_batches=batches))
 
 
-def batch_by_flops(config: RunConfig, a: BatchByFlopsConfig) -> RunConfig:
-    if a.local_batches:
-        return config
-    flops = _flops(config, a)
-    batches = _shared(config, flops) or uneven.batch_by_flops(flops, config.examples_per_pass)
-    return replace(config, allocation=replace(a, local_batches=batches))
-
-
-def batch_by_memory(config: RunConfig, a: BatchByMemoryConfig) -> RunConfig:
-    if a.local_batches:
-        return config
+def batch_by_memory(config: RunConfig, card: BatchByMemoryConfig) -> RunConfig:
     # Method B: the largest batch for which a worker's memory sufficed.
-    largest = tuple(worker.largest_batch for worker in read_probe(config).workers)
+    largest = tuple(worker.largest_batch for worker in probes.read(config).workers)
     batches = _shared(config, largest) or largest
     _refuse_unprobed(config, batches)
-    return replace(config, allocation=replace(a, local_batches=batches))
+    return replace(config, allocation=replace(card, local_batches=batches))
 
 
-def steps_by_flops(config: RunConfig, a: StepsByFlopsConfig) -> RunConfig:
-    steps = a.local_steps or uneven.steps_by_flops(_flops(config, a), config.strategy.local_steps)
-    return replace(config, allocation=replace(a, local_steps=steps))
+def steps_by_flops(config: RunConfig, card: StepsByFlopsConfig) -> RunConfig:
+    steps = uneven.by_flops(_flops(config, card), config.strategy.local_steps)
+    return replace(config, allocation=replace(card, local_steps=steps))
 
 
-def steps_by_speed(config: RunConfig, a: BySpeedConfig) -> RunConfig:
-    steps = a.local_steps or _steps(config, config.local_batches, config.strategy.local_steps)
-    return replace(config, allocation=replace(a, local_steps=steps))
+def steps_by_speed(config: RunConfig, card: BySpeedConfig) -> RunConfig:
+    # Method C with measured instead of nominal speed.
+    seconds = _step_seconds(config, config.local_batches)
+    steps = uneven.by_seconds(seconds, config.strategy.local_steps)
+    return replace(config, allocation=replace(card, local_steps=steps))
 
 
-def hybrid(config: RunConfig, a: HybridConfig) -> RunConfig:
-    batches = a.local_batches
+def hybrid(config: RunConfig, card: HybridConfig) -> RunConfig:
+    workers, least = probes.read(config).workers, config.local_batch or 1
+    batches, steps = card.local_batches, card.local_steps
     if batches is None:
-        workers = read_probe(config).workers
-        _refuse_unprobed(config, (config.local_batch or 1,) * config.num_workers)
-        knees = [policies.knee_batch(worker, config.local_batch or 1, a.knee) for worker in workers]
-        batches = _shared(config, knees) or tuple(knees)
-    steps = a.local_steps or _steps(config, batches, _every_at(config, batches))
-    return replace(config, allocation=replace(a, local_batches=batches, local_steps=steps))
+        _refuse_unprobed(config, (least,) * len(workers))
+        knees = tuple(uneven.knee_batch(worker.rates, least, card.knee) for worker in workers)
+        batches = _shared(config, knees) or knees
+    if steps is None:
+        # A round then lasts about as long as with equal local batches. One that is beyond a
+        # worker's largest probed batch counts as the largest.
+        seconds, even = _step_seconds(config, batches), config.examples_per_pass
+        before = max(worker.step_seconds(min(even, worker.largest_batch)) for worker in workers)
+        every = max(1, round(config.strategy.local_steps * before / max(seconds)))
+        steps = uneven.by_seconds(seconds, every)
+    return replace(config, allocation=replace(card, local_batches=batches, local_steps=steps))
 
 
-def network_aware(config: RunConfig, a: NetworkAwareConfig) -> RunConfig:
-    if a.local_steps:
-        return config
-    every = _network_steps(config, a)
-    steps = _steps(config, config.local_batches, every)
+def network_aware(config: RunConfig, card: NetworkAwareConfig) -> RunConfig:
+    seconds = _step_seconds(config, config.local_batches)
+    exchange_seconds = probes.read(config).exchange_seconds
+    every = uneven.least_steps(exchange_seconds, max(seconds), card.max_exchange_share)
     return replace(
         config,
         strategy=config.strategy.with_local_steps(every),
-        allocation=replace(a, local_steps=steps),
+        allocation=replace(card, local_steps=uneven.by_seconds(seconds, every)),
     )
-
-
-def _every_at(config: RunConfig, batches: Sequence[int]) -> int:
-    """Return the number of local steps, 1 or more, with which a round at the local batches
-    `batches` lasts about as long as a round with equal local batches.
-
-    A round lasts as long as its slowest worker computes. An equal batch beyond a worker's largest
-    probed one counts as the largest one.
-    """
-    workers, even = read_probe(config).workers, config.examples_per_pass
-    _refuse_unprobed(config, batches)
-    before, after = (
-        max(worker.step_seconds(batch) for worker, batch in zip(workers, every, strict=True))
-        for every in ([min(even, worker.largest_batch) for worker in workers], batches)
-    )
-    return max(1, round(config.strategy.local_steps * before / after))
 
 
 def _shared(config: RunConfig, weights: Sequence[float]) -> tuple[int, ...] | None:
@@ -108,26 +89,18 @@ def _shared(config: RunConfig, weights: Sequence[float]) -> tuple[int, ...] | No
     """
     if config.global_batch is None:
         return None
-    return policies.shares(config.global_batch // config.accumulation_steps, weights)
+    return uneven.shares(config.global_batch // config.accumulation_steps, weights)
 
 
-def _steps(config: RunConfig, batches: Sequence[int], every: int) -> tuple[int, ...]:
-    """Return each worker's number of local steps, so that all workers take about the same time for
-    a round with their local batches. This is method C with measured instead of nominal speed.
+def _step_seconds(config: RunConfig, batches: Sequence[int]) -> list[float]:
+    """Return each worker's seconds per step at its local batch, as probed.
+
+    Raises:
+        ConfigError: If a batch is larger than the largest that the probe measured.
     """
-    workers = read_probe(config).workers
     _refuse_unprobed(config, batches)
-    seconds = [worker.step_seconds(batch) for worker, batch in zip(workers, batches, strict=True)]
-    return uneven.by_seconds(seconds, every)
-
-
-def _network_steps(config: RunConfig, a: NetworkAwareConfig) -> int:
-    probe = read_probe(config)
-    _refuse_unprobed(config, config.local_batches)
-    slowest = max(
-        w.step_seconds(batch) for w, batch in zip(probe.workers, config.local_batches, strict=True)
-    )
-    return uneven.least_steps(probe.exchange_seconds, slowest, a.max_exchange_share)
+    workers = probes.read(config).workers
+    return [worker.step_seconds(batch) for worker, batch in zip(workers, batches, strict=True)]
 
 
 def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
@@ -136,32 +109,31 @@ def _refuse_unprobed(config: RunConfig, batches: Sequence[int]) -> None:
     """
     problems = []
     passes = " or more accumulation_steps" if config.global_batch else ""
-    for rank, (worker, batch) in enumerate(zip(read_probe(config).workers, batches, strict=True)):
+    for rank, (worker, batch) in enumerate(zip(probes.read(config).workers, batches, strict=True)):
         if batch > worker.largest_batch:
             why = "has memory for" if worker.stopped_by == "out_of_memory" else "was probed with"
             problems.append(
                 f"local batch {batch}: worker {rank} ({worker.host}, {worker.device}) {why} "
-                f"{worker.largest_batch} at most, says {probe_path(config)}. Use a smaller "
+                f"{worker.largest_batch} at most, says {probes.path_of(config)}. Use a smaller "
                 f"batch{passes}."
             )
     if problems:
         raise ConfigError(*problems)
 
 
-def _flops(config: RunConfig, a: AllocationConfig) -> list[float]:
+def _flops(config: RunConfig, card: AllocationConfig) -> list[float]:
     """Return each worker's FLOP/s: nominal for all workers or measured for all, because nominal and
     measured FLOP/s differ widely.
     """
-    if a.devices is not None:
-        if len(a.devices) != config.num_workers:
+    if card.devices is not None:
+        if len(card.devices) != config.num_workers:
             raise ConfigError(
-                f"allocation.devices={show(a.devices)} names {len(a.devices)} devices for "
+                f"allocation.devices={show(card.devices)} names {len(card.devices)} devices for "
                 f"num_workers={config.num_workers}: give one entry for each worker, such as '4 "
                 "A30'."
             )
-        return [devices.device(entry).flops for entry in a.devices]
-    workers = read_probe(config).workers
-    known = [devices.known().get(devices.plain(worker.device)) for worker in workers]
-    if all(known):
-        return [one.flops for one in known if one]
-    return [worker.peak_flops for worker in workers]
+        return [devices.flops(entry) for entry in card.devices]
+    workers = probes.read(config).workers
+    nominal = [devices.known().get(devices.plain(worker.device)) for worker in workers]
+    known = [flops for flops in nominal if flops]
+    return known if len(known) == len(workers) else [worker.peak_flops for worker in workers]

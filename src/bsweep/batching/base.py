@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from bsweep import allocation
 from bsweep.config.run import RunConfig
+from bsweep.core import uneven
 from bsweep.data.plan import Share
 from bsweep.numerics.noise_scale import GradientNoise
 from bsweep.runlog.records import Event, Round
@@ -185,4 +185,4 @@ class Policy(ABC):
         Returns:
             One share for each worker, by rank.
         """
-        return self.of_batches(allocation.shares(global_batch, self.config.local_batches))
+        return self.of_batches(uneven.shares(global_batch, self.config.local_batches))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bsweep import allocation
 from bsweep.batching.base import RoundStats
 from bsweep.batching.fixed import Fixed
 from bsweep.config.allocation import AdaptiveConfig, NetworkAwareConfig
@@ -85,9 +84,7 @@ class FollowDrift(Fixed):
         *measured, exchange = torch.stack(self._seconds).mean(dim=0).tolist()
         self._seconds = []
         before = [share.num_steps for share in self._shares]
-        has_drifted = allocation.drifted(
-            [1 / steps for steps in before], measured, policy.max_drift
-        )
+        has_drifted = uneven.drifted([1 / steps for steps in before], measured, policy.max_drift)
         if isinstance(policy, NetworkAwareConfig):
             least = uneven.least_steps(exchange, max(measured), policy.max_exchange_share)
             if abs(least / self._least_steps - 1) > policy.max_drift:

@@ -9,17 +9,20 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from bsweep import allocation, launch
+from bsweep.allocation import probes
 from bsweep.compose import hydra_grid, overrides
 from bsweep.compose.grid import values_of
 from bsweep.config import slurm
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.parsing import parse
 from bsweep.config.run import RunConfig
-from bsweep.config.values import ConfigError
+from bsweep.config.values import ConfigError, show
 from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
+from bsweep.core.words import aligned
 from bsweep.runlog import profile_file
+from bsweep.runlog.probe_file import Probe
 from bsweep.runlog.reading import Damaged
 from bsweep.study import checks, side_runs, split_probe
 
@@ -43,20 +46,54 @@ def probe(arguments: Sequence[str]) -> int:
     if isinstance(config, int):
         return config
     is_split = _is_split(config)
-    print(
-        allocation.split_table(config)
-        if is_split
-        else allocation.table(allocation.read_probe(config))
-    )
-    print(allocation.probe_path(config))
+    table = _splits(probes.kept(config)) if is_split else _workers(probes.read(config))
+    print(*table, probes.path_of(config), sep="\n")
     return 0
+
+
+def _workers(probe: Probe) -> list[str]:
+    """Return the lines of a table of each worker's seconds per step at each local batch."""
+    batches = sorted({batch.local_batch for worker in probe.workers for batch in worker.batches})
+    rows = [
+        ["worker", "host", "device", *(f"b={batch}" for batch in batches), "largest", "TFLOP/s"]
+    ]
+    for rank, worker in enumerate(probe.workers):
+        seconds = {batch.local_batch: f"{batch.step_seconds:.3g}" for batch in worker.batches}
+        more = "" if worker.stopped_by == "out_of_memory" else ">="
+        numbers = [f"{more}{worker.largest_batch}", f"{worker.peak_flops / 1e12:.3g}"]
+        times = [seconds.get(batch, "-") for batch in batches]
+        rows.append([str(rank), worker.host, worker.device, *times, *numbers])
+    exchange = f"one exchange: {probe.exchange_seconds:.3g} s"
+    return ["seconds per step at local batches:", *aligned(rows), exchange]
+
+
+def _splits(probe: Probe) -> list[str]:
+    """Return the lines of a table of the seconds of a step and the peak memory at each local batch,
+    for each way of splitting the model.
+    """
+    rows = [["strategy", "workers", "local batch", "s per step", "peak MiB", "largest"]]
+    for split in probe.splits:
+        values = (
+            f"{key.removeprefix('strategy.')}={show(value)}"
+            for key, value in split.probed.items()
+            if key.startswith("strategy.") and key != "strategy.name" and value is not None
+        )
+        name = " ".join([str(split.probed["strategy.name"]), *values])
+        largest = "largest" if split.stopped_by == "out_of_memory" else "more may fit"
+        for batch in split.batches:
+            peak = "-" if batch.peak_bytes is None else f"{batch.peak_bytes / 2**20:,.0f}"
+            numbers = [str(split.probed["num_workers"]), str(batch.local_batch)]
+            note = largest if batch.local_batch == split.largest_batch else ""
+            rows.append([name, *numbers, f"{batch.step_seconds:.3g}", peak, note])
+            name = ""
+    return aligned(rows)
 
 
 def _with_place(config: RunConfig) -> RunConfig:
     """Return the configuration. Raise ConfigError if its probe file has something else, before the
     minutes that a probe takes.
     """
-    allocation.kept_probe(config)
+    probes.kept(config)
     return config
 
 

@@ -17,8 +17,6 @@ from bsweep.config.values import Count, Density, Positive, Share
 class UniformConfig(AllocationConfig):
     name: Literal["uniform"]
 
-    builds: ClassVar[str] = "bsweep.allocation.fill:uniform"
-
 
 @dataclass(frozen=True, kw_only=True)
 class BatchByFlopsConfig(AllocationConfig):

@@ -563,7 +563,7 @@ class AllocationConfig(Card):
     allocation fills in the lists that it chooses, unless the user gave them.
 
     `builds` names a callable `(config, allocation)` that returns the run's configuration with its
-    lists filled in.
+    lists filled in. It is called if the user has not given them.
     """
 
     devices: tuple[str, ...] | None

@@ -11,20 +11,27 @@ import math
 from collections.abc import Mapping, Sequence
 
 
-def batch_by_flops(flops: Sequence[float], local_batch: int) -> tuple[int, ...]:
-    """Return each worker's local batch, in proportion to the worker's FLOP/s and rounded (method A
-    of Shin et al.). The slowest worker gets `local_batch`.
+def shares(total: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Divide `total` into whole numbers in proportion to `weights`, each at least 1, by the method
+    of largest remainders.
     """
-    slowest = min(flops)
-    return tuple(round(local_batch * worker / slowest) for worker in flops)
+    assert total >= len(weights), (total, weights)
+    exact = [total * weight / sum(weights) for weight in weights]
+    rounded = [max(1, math.floor(share)) for share in exact]
+    order = sorted(range(len(rounded)), key=lambda i: exact[i] - rounded[i])
+    while sum(rounded) < total:
+        rounded[order.pop()] += 1
+    while sum(rounded) > total:  # some shares were raised to 1, so the largest shares shrink
+        rounded[rounded.index(max(rounded))] -= 1
+    return tuple(rounded)
 
 
-def steps_by_flops(flops: Sequence[float], every: int) -> tuple[int, ...]:
-    """Return each worker's number of local steps, in proportion to the worker's FLOP/s and rounded
-    (method C of Shin et al.). The slowest worker makes `every` steps.
+def by_flops(flops: Sequence[float], least: int) -> tuple[int, ...]:
+    """Return each worker's local batch or number of local steps (methods A and C of Shin et al.),
+    in proportion to the worker's FLOP/s and rounded. The slowest worker gets `least`.
     """
     slowest = min(flops)
-    return tuple(round(every * worker / slowest) for worker in flops)
+    return tuple(round(least * worker / slowest) for worker in flops)
 
 
 def by_seconds(step_seconds: Sequence[float], every: int) -> tuple[int, ...]:
@@ -36,6 +43,27 @@ def by_seconds(step_seconds: Sequence[float], every: int) -> tuple[int, ...]:
     """
     slowest = max(step_seconds)
     return tuple(math.floor(every * slowest / seconds * (1 + 1e-9)) for seconds in step_seconds)
+
+
+def drifted(before: Sequence[float], after: Sequence[float], max_drift: float) -> bool:
+    """Return True if any worker's share of all workers' summed speed has changed by more than the
+    fraction `max_drift` of that share.
+
+    Args:
+        before: Seconds per step by worker that suit the present local steps, in any unit.
+        after: Seconds per step by worker, as measured with these local steps.
+        max_drift: The largest relative change. With 0.1 a share of 0.5 may become 0.45 or 0.55.
+    """
+    return any(
+        abs(new / old - 1) > max_drift
+        for old, new in zip(_speeds(before), _speeds(after), strict=True)
+    )
+
+
+def _speeds(step_seconds: Sequence[float]) -> list[float]:
+    """Return each worker's speed in steps per second, divided by the sum of all workers' speeds."""
+    speeds = [1 / seconds for seconds in step_seconds]
+    return [speed / sum(speeds) for speed in speeds]
 
 
 def knee_batch(rates: Mapping[int, float], local_batch: int, knee: float) -> int:

@@ -16,7 +16,7 @@ from typing import NoReturn, cast
 import torch
 from torch import Tensor
 
-from bsweep import allocation
+from bsweep.allocation import probes
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import AnyStrategy
 from bsweep.core import memory
@@ -69,7 +69,7 @@ def measure(
         del beside
         probe = {
             "schema": PROBE_SCHEMA,
-            "probed": allocation.probed_of(config),
+            "probed": probes.settings(config),
             "workers": answers,
             "exchange_seconds": exchange_seconds,
         }

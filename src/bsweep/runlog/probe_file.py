@@ -44,6 +44,11 @@ class ProbedWorker:
     def __post_init__(self) -> None:
         _refuse_disorder([batch.local_batch for batch in self.batches], self.largest_batch)
 
+    @property
+    def rates(self) -> dict[int, float]:
+        """The examples per second at each measured local batch."""
+        return {batch.local_batch: batch.local_batch / batch.step_seconds for batch in self.batches}
+
     def step_seconds(self, local_batch: int) -> float:
         """Return this worker's seconds per step at a local batch, by linear interpolation between
         the local batches that the probe measured.
@@ -80,8 +85,8 @@ class SplitBatch:
 @dataclass(frozen=True)
 class ProbedSplit:
     """The measurements of a model that is split over workers in one way. `probed` says for which
-    configuration they hold, see `bsweep.allocation.probed_of_split`. `batches` are in rising order,
-    up to `largest_batch`.
+    configuration they hold, see `bsweep.allocation.probes.settings_of_split`. `batches` are in
+    rising order, up to `largest_batch`.
     """
 
     probed: dict[str, Any]
@@ -98,8 +103,8 @@ class ProbedSplit:
 @dataclass(frozen=True)
 class Probe:
     """The results of `bsweep probe`. `probed` says for which configuration those of workers with
-    the whole model hold, see `bsweep.allocation.probed_of`. There are no workers if only split
-    models were probed.
+    the whole model hold, see `bsweep.allocation.probes.settings`. There are no workers if only
+    split models were probed.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")

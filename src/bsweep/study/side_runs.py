@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bsweep import allocation, data, launch
+from bsweep import data, launch
+from bsweep.allocation import probes
 from bsweep.config import own
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
@@ -42,7 +43,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     if outcome.status == "completed":
         found = read_json(paths.folder / "probe.json")
         assert found, "the probe completed without an answer"
-        allocation.write_probe(config, found)
+        probes.write(config, found)
     return outcome
 
 

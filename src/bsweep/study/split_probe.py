@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import cast
 
-from bsweep import allocation, data
+from bsweep import data
+from bsweep.allocation import probes
 from bsweep.config.run import RunConfig
 from bsweep.core import gpus
 from bsweep.core.memory import available_bytes
@@ -67,8 +68,8 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
             "model over more of them, or choose a smaller model",
         )
     largest = batches[-1].local_batch
-    allocation.write_split_probe(
-        config, ProbedSplit(allocation.probed_of_split(config), batches, largest, stopped_by)
+    probes.write_split(
+        config, ProbedSplit(probes.settings_of_split(config), batches, largest, stopped_by)
     )
     return failed or Outcome("completed")
 

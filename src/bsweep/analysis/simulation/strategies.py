@@ -132,7 +132,7 @@ class Case:
         slowest makes `steps_each`.
         """
         if self.way.allocation == "steps_by_flops":
-            return np.array(formulas.steps_by_flops([*self.speeds], steps_each), np.int64)
+            return np.array(formulas.by_flops([*self.speeds], steps_each), np.int64)
         if self.way.allocation in ("steps_by_speed", "network_aware", "hybrid"):
             seconds = [*self.step_seconds(self.batches)]
             return np.array(formulas.by_seconds(seconds, steps_each), np.int64)

@@ -35,7 +35,7 @@ def batches(way: Way, of: Constants, num_workers: int, mean: float, asked: float
     if way.allocation == "batch_by_flops":
         weights = speeds(of, num_workers)
         if asked is not None:
-            weights = np.array(formulas.batch_by_flops([*weights], round(asked)), np.float64)
+            weights = np.array(formulas.by_flops([*weights], round(asked)), np.float64)
     elif way.allocation == "batch_by_memory":
         weights = largest_batches(way, of, num_workers, asked)
     elif way.allocation == "hybrid":
