@@ -6,7 +6,6 @@ import bisect
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from bsweep import batching
 from bsweep.batching import GradientNoise, Policy, RoundStats
@@ -27,31 +26,23 @@ class Doubling(Policy):
 class ByRound(Policy):
     """Twice the batch in each third round, by the rounds that it has seen."""
 
+    kept = ("rounds_seen",)
     rounds_seen = 0
 
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
         factor = 2 if self.rounds_seen % 3 == 2 else 1
         return self.of_batches([batch * factor for batch in self.config.local_batches])
 
-    def observe(self, seen: RoundStats) -> Sequence[Event]:
-        self.rounds_seen += len(seen.rounds)
+    def observe(self, stats: RoundStats) -> Sequence[Event]:
+        self.rounds_seen += len(stats.rounds)
         return ()
-
-    def state(self) -> dict[str, Any]:
-        return {"rounds_seen": self.rounds_seen}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.rounds_seen = state["rounds_seen"]
 
 
 class Listening(Policy):
     """The configured batch, and what it sees of the gradient's noise on record."""
 
-    def shares(self, epochs_done: float) -> tuple[Share, ...]:
-        return self.of_batches(self.config.local_batches)
-
-    def observe(self, seen: RoundStats) -> Sequence[Event]:
-        noise = seen.noise
+    def observe(self, stats: RoundStats) -> Sequence[Event]:
+        noise = stats.noise
         known = [noise.squared_norm, noise.trace, noise.num_samples] if noise else None
         return [Event(event="noise", message=json.dumps(known))]
 
@@ -78,9 +69,6 @@ class RecordedRates(Policy):
         super().__init__(config)
         self._until, self._factors = until, factors
 
-    def shares(self, epochs_done: float) -> tuple[Share, ...]:
-        return self.of_batches(self.config.local_batches)
-
     def rate_factor(self, epochs_done: float) -> float:
         return self._factors[bisect.bisect_right(self._until, epochs_done)]
 
@@ -90,10 +78,10 @@ def identified(config: RunConfig) -> Policy:
     policy = _build(config)
     observe = policy.observe
 
-    def observed(seen: RoundStats) -> Sequence[Event]:
-        noise = seen.noise
+    def observed(stats: RoundStats) -> Sequence[Event]:
+        noise = stats.noise
         sure = noise and GradientNoise(abs(noise.squared_norm), abs(noise.trace), noise.num_samples)
-        return observe(replace(seen, noise=sure))
+        return observe(replace(stats, noise=sure))
 
     policy.observe = observed  # type: ignore[method-assign]
     return policy
@@ -106,11 +94,11 @@ def timed(config: RunConfig) -> Policy:
     policy = identified(config)
     observe = policy.observe
 
-    def observed(seen: RoundStats) -> Sequence[Event]:
-        seconds = [0.02 + 0.001 * global_batch(policy.shares(seen.epochs_done))] * len(
-            seen.step_seconds()
+    def observed(stats: RoundStats) -> Sequence[Event]:
+        seconds = [0.02 + 0.001 * global_batch(policy.shares(stats.epochs_done))] * len(
+            stats.step_seconds()
         )
-        return observe(replace(seen, step_seconds=lambda: seconds))
+        return observe(replace(stats, step_seconds=lambda: seconds))
 
     policy.observe = observed  # type: ignore[method-assign]
     return policy

@@ -64,10 +64,10 @@ class AdaScale(Policy):
             return factor
         return factor * gain(self._noise, self._global_batch, self.config.optimizer.reference_batch)
 
-    def observe(self, seen: RoundStats) -> Sequence[Event]:
-        if seen.noise is not None and seen.noise.noise_scale is not None:
-            self._noise = seen.noise
-        return self._policy.observe(seen)
+    def observe(self, stats: RoundStats) -> Sequence[Event]:
+        if stats.noise is not None and stats.noise.noise_scale is not None:
+            self._noise = stats.noise
+        return self._policy.observe(stats)
 
     def state(self) -> dict[str, Any]:
         return {

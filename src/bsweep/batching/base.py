@@ -5,10 +5,9 @@ takes.
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -73,14 +72,17 @@ class RoundStats:
         return self.epochs_done == round(self.epochs_done)
 
 
-class Policy(ABC):
+class Policy:
     """The base of batching policies, which decide how many examples each worker takes in the next
-    round.
+    round; by itself, the policy that keeps the configured batch.
 
     Every worker has a policy object, and all must decide alike. They may decide by the
     configuration, by the epochs that are done, and by values that are gathered or the same on all
     workers. The batch may grow or shrink at any round.
     """
+
+    kept: ClassVar[tuple[str, ...]] = ()
+    """The names of the attributes that a checkpoint keeps, whose values are plain."""
 
     def __init__(self, config: RunConfig) -> None:
         """Store the run's configuration and the largest batch that one pass of each worker may
@@ -96,10 +98,9 @@ class Policy(ABC):
         A larger batch takes several passes.
         """
 
-    @abstractmethod
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
         """Return each worker's share of the next round: the examples and the passes of a step, and
-        the number of steps.
+        the number of steps. By default they are the configured ones.
 
         Args:
             epochs_done: The epochs trained so far, including the part of the current one.
@@ -107,6 +108,7 @@ class Policy(ABC):
         Returns:
             One share for each worker, by rank.
         """
+        return self.of_batches(self.config.worker_batches)
 
     def rate_factor(self, epochs_done: float) -> float:
         """Return the factor by which this policy multiplies the learning rate of a step, in
@@ -121,14 +123,14 @@ class Policy(ABC):
         """
         return 1.0
 
-    def observe(self, seen: RoundStats) -> Sequence[Event]:
+    def observe(self, stats: RoundStats) -> Sequence[Event]:
         """Let the policy decide on the next batch at the end of a round, and return the events to
         record, such as a change of the batch.
 
         All workers call this method together.
 
         Args:
-            seen: The data of the round that has just ended.
+            stats: The data of the round that has just ended.
 
         Returns:
             The events to record, the same on all workers; empty for none.
@@ -139,16 +141,18 @@ class Policy(ABC):
         """Return the policy's state for a checkpoint.
 
         Returns:
-            Plain values by name; empty if the policy keeps none.
+            Plain values by name: by default those of the attributes `kept`.
         """
-        return {}
+        return {name: getattr(self, name) for name in self.kept}
 
-    def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027 (many policies know nothing of their own)
+    def load_state(self, state: dict[str, Any]) -> None:
         """Restore the policy's state from a checkpoint.
 
         Args:
             state: The state from a checkpoint.
         """
+        for name in self.kept:
+            setattr(self, name, state[name])
 
     def of_batches(
         self, worker_batches: Sequence[int], num_steps: Sequence[int] | None = None

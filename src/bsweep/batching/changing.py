@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from bsweep.batching.base import Policy, RoundStats
 from bsweep.config.batching import ChangingConfig, MeasuringConfig
@@ -30,12 +30,14 @@ class Decision:
     reason: str
 
 
-class Changing(Policy, Generic[Card]):
+class Changing(Policy, ABC, Generic[Card]):
     """A policy that may set a new global batch at the end of each round.
 
     With `max_local_batch` null, a policy that changes nothing trains exactly as with the configured
     batch, bit for bit.
     """
+
+    kept: ClassVar[tuple[str, ...]] = ("global_batch",)
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
@@ -44,33 +46,24 @@ class Changing(Policy, Generic[Card]):
         if card.max_local_batch is not None:
             self.pass_batches = (card.max_local_batch,) * config.data_parallel_size
         self.configured = config.examples_per_step
-        self.global_batch = self.configured
-
-    @property
-    def global_batch(self) -> int:
-        """The number of examples that all workers together take in each step of the next round."""
-        return self._global_batch
-
-    @global_batch.setter
-    def global_batch(self, global_batch: int) -> None:
-        self._global_batch, self._shares = global_batch, self.of_global_batch(global_batch)
+        self.global_batch = self.configured  # examples of a step of all workers in the next round
 
     def shares(self, epochs_done: float) -> tuple[Share, ...]:
-        return self._shares
+        return self.of_global_batch(self.global_batch)
 
-    def observe(self, seen: RoundStats) -> Sequence[Event]:
-        decision = self.decide(seen)
+    def observe(self, stats: RoundStats) -> Sequence[Event]:
+        decision = self.decide(stats)
         if decision is None:
             return ()
         least, most = self.card.bounds(self.config)
-        wanted = round(min(max(least, decision.global_batch), most, seen.num_train))
+        wanted = round(min(max(least, decision.global_batch), most, stats.num_train))
         if wanted == self.global_batch:
             return ()
         before, self.global_batch = self.global_batch, wanted
-        after = f"after {seen.epochs_done:.4g} epochs {decision.reason}"
+        after = f"after {stats.epochs_done:.4g} epochs {decision.reason}"
         change = BatchChanged(
             message=f"{after}: the global batch of {before} becomes {wanted}",
-            epochs_done=seen.epochs_done,
+            epochs_done=stats.epochs_done,
             before=before,
             global_batch=wanted,
             inputs=decision.inputs,
@@ -78,7 +71,7 @@ class Changing(Policy, Generic[Card]):
         return (change,)
 
     @abstractmethod
-    def decide(self, seen: RoundStats) -> Decision | None:
+    def decide(self, stats: RoundStats) -> Decision | None:
         """Decide on the next global batch after a round; return None to keep the present batch.
 
         All workers must decide alike.
@@ -90,16 +83,8 @@ class Changing(Policy, Generic[Card]):
 
         `whole` rounds the number of passes to a whole one.
         """
-        one_pass = sum(self.pass_batches)
-        return (
-            whole(global_batch / one_pass) * one_pass if global_batch > one_pass else global_batch
-        )
-
-    def state(self) -> dict[str, Any]:
-        return {"global_batch": self.global_batch}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.global_batch = state["global_batch"]
+        largest = sum(self.pass_batches)
+        return whole(global_batch / largest) * largest if global_batch > largest else global_batch
 
 
 class Measuring(Changing[MeasuringCard]):
@@ -107,19 +92,18 @@ class Measuring(Changing[MeasuringCard]):
     gradient noise.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
-        self._rounds = 0  # since it last decided
+    kept: ClassVar[tuple[str, ...]] = (*Changing.kept, "rounds")
+    rounds = 0  # since it last decided
 
-    def decide(self, seen: RoundStats) -> Decision | None:
-        self._rounds += 1
-        if self._rounds < self.card.every_steps or seen.noise is None:
+    def decide(self, stats: RoundStats) -> Decision | None:
+        self.rounds += 1
+        if self.rounds < self.card.every_steps or stats.noise is None:
             return None
-        self._rounds = 0
-        return self.look(seen, seen.noise)
+        self.rounds = 0
+        return self.look(stats, stats.noise)
 
     @abstractmethod
-    def look(self, seen: RoundStats, noise: GradientNoise) -> Decision | None:
+    def look(self, stats: RoundStats, noise: GradientNoise) -> Decision | None:
         """Decide on the next global batch by the measured gradient noise; return None to keep the
         present batch.
 
@@ -135,10 +119,3 @@ class Measuring(Changing[MeasuringCard]):
         if 1 / hysteresis <= wanted / self.global_batch <= hysteresis:
             return None
         return Decision(self.in_whole_passes(wanted), inputs, reason)
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "rounds": self._rounds}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        super().load_state(state)
-        self._rounds = state["rounds"]

@@ -85,63 +85,65 @@ def _pass_batch(share: Share) -> float:
 
 
 class Goodput(Measuring[GoodputConfig]):
+    kept = (*Measuring.kept, "timings", "num_alike")
+
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         # The latest median seconds of a step, by global batch.
-        self._timings: dict[int, float] = {}
-        self._num_alike = 0  # steps with the present batch
+        self.timings: dict[int, float] = {}
+        self.num_alike = 0  # steps with the present batch
 
-    def decide(self, seen: RoundStats) -> Decision | None:
-        self._num_alike += 1
-        decision = super().decide(seen)
+    def decide(self, stats: RoundStats) -> Decision | None:
+        self.num_alike += 1
+        decision = super().decide(stats)
         if decision is not None:
-            self._num_alike = 0
+            self.num_alike = 0
         return decision
 
-    def look(self, seen: RoundStats, noise: GradientNoise) -> Decision | None:
-        recent = self._recent(seen)
+    def look(self, stats: RoundStats, noise: GradientNoise) -> Decision | None:
+        recent = self._recent(stats)
         if not recent:
             return None
         mine = torch.tensor([statistics.median(recent)], dtype=torch.float64)
-        self._timings[self.global_batch] = float(seen.gather(mine).mean())
+        self.timings[self.global_batch] = float(stats.gather(mine).mean())
         scale = noise.noise_scale
         if scale is None:
             return None
         time = StepTime(
             [
                 (self.of_global_batch(batch), seconds)
-                for batch, seconds in sorted(self._timings.items())
+                for batch, seconds in sorted(self.timings.items())
             ]
         )
         goodputs = {
-            batch: self._goodput(batch, scale, time) for batch in self._candidates(seen.num_train)
+            batch: self._goodput(batch, scale, time) for batch in self._candidates(stats.num_train)
         }
         here = goodputs[self.global_batch]
         best = max(goodputs, key=lambda batch: goodputs[batch])
         if goodputs[best] < LEAST_GAIN * here:
             best = self.global_batch
         # Processors may round differently, so all workers use the first worker's answer.
-        best = int(seen.gather(torch.tensor([best], dtype=torch.float64))[0, 0])
+        best = int(stats.gather(torch.tensor([best], dtype=torch.float64))[0, 0])
         if best == self.global_batch:
             return None
         return self._decision(best, scale, time, goodputs[best] / here)
 
-    def _recent(self, seen: RoundStats) -> Sequence[float]:
+    def _recent(self, stats: RoundStats) -> Sequence[float]:
         """Return the seconds of the latest steps in this epoch that took the present global batch,
         at most 1000 of them.
 
         The first step with that batch is left out, and so is the last step of the epoch, which may
         have fewer examples.
         """
-        seconds = seen.step_seconds()
-        first = max(0, len(seconds) - self._num_alike + 1, len(seconds) - _MOST_TIMED)
-        return seconds[first : len(seconds) - seen.ends_epoch]
+        seconds = stats.step_seconds()
+        first = max(0, len(seconds) - self.num_alike + 1, len(seconds) - _MOST_TIMED)
+        return seconds[first : len(seconds) - stats.ends_epoch]
 
     def _candidates(self, num_train: int) -> set[int]:
         least, most = self.card.bounds(self.config)
         least, most = (
-            max(least, min(self._timings) // 2),
-            min(most, num_train, 2 * max(self._timings)),
+            max(least, min(self.timings) // 2),
+            min(most, num_train, 2 * max(self.timings)),
         )
         found = (
             self.in_whole_passes(self.configured * 2 ** (half / 2)) for half in _HALF_DOUBLINGS
@@ -163,7 +165,7 @@ class Goodput(Measuring[GoodputConfig]):
     def _decision(self, best: int, noise_scale: float, time: StepTime, gain: float) -> Decision:
         inputs: Mapping[str, float] = {
             "noise_scale": noise_scale,
-            "step_seconds": self._timings[self.global_batch],
+            "step_seconds": self.timings[self.global_batch],
             "expected_step_seconds": time.seconds(self.of_global_batch(best)),
             "gain": gain,
         }
@@ -172,10 +174,3 @@ class Goodput(Measuring[GoodputConfig]):
             "examples"
         )
         return Decision(best, inputs, reason)
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "timings": self._timings, "num_alike": self._num_alike}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        super().load_state(state)
-        self._timings, self._num_alike = dict(state["timings"]), state["num_alike"]

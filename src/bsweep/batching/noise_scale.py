@@ -14,7 +14,7 @@ from bsweep.numerics.noise_scale import GradientNoise
 
 
 class NoiseScale(Measuring[NoiseScaleConfig]):
-    def look(self, seen: RoundStats, noise: GradientNoise) -> Decision | None:
+    def look(self, stats: RoundStats, noise: GradientNoise) -> Decision | None:
         scale = noise.noise_scale
         if scale is None:
             return None

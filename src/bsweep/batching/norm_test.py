@@ -19,7 +19,7 @@ from bsweep.numerics.noise_scale import GradientNoise
 
 
 class NormTest(Measuring[NormTestConfig]):
-    def look(self, seen: RoundStats, noise: GradientNoise) -> Decision | None:
+    def look(self, stats: RoundStats, noise: GradientNoise) -> Decision | None:
         if noise.trace <= 0:
             return None
         # E|G_B|^2 = |G|^2 + tr(Sigma) / B, from running means: the norm of one step would decide by

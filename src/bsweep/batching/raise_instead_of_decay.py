@@ -8,37 +8,26 @@ remaining factor. So after n milestones lr / B is about lr0 gamma^n / B0 in any 
 
 from __future__ import annotations
 
-from typing import Any
-
 from bsweep.batching.base import RoundStats
 from bsweep.batching.changing import Changing, Decision
 from bsweep.config.batching import RaiseInsteadOfDecayConfig
-from bsweep.config.run import RunConfig
 
 
 class RaiseInsteadOfDecay(Changing[RaiseInsteadOfDecayConfig]):
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
-        self._milestones = 0  # milestones that the batch of the coming steps accounts for
+    kept = (*Changing.kept, "milestones")
+    milestones = 0  # that the batch of the coming steps accounts for
 
     def rate_factor(self, epochs_done: float) -> float:
         # A step that begins before a milestone and ends after it keeps the rate and the batch of
         # before.
-        still_counted = self._passed(epochs_done) - self._milestones
+        still_counted = self._passed(epochs_done) - self.milestones
         return self.global_batch / self.configured / self.config.optimizer.gamma**still_counted
 
-    def decide(self, seen: RoundStats) -> Decision:
-        self._milestones = self._passed(seen.epochs_done)
-        wanted = self.configured / self.config.optimizer.gamma**self._milestones
-        reason = f"{self._milestones} milestone{'s are' if self._milestones != 1 else ' is'} passed"
-        return Decision(wanted, {"milestones": self._milestones}, reason)
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "milestones": self._milestones}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        super().load_state(state)
-        self._milestones = state["milestones"]
+    def decide(self, stats: RoundStats) -> Decision:
+        self.milestones = self._passed(stats.epochs_done)
+        wanted = self.configured / self.config.optimizer.gamma**self.milestones
+        reason = f"{self.milestones} milestone{'s are' if self.milestones != 1 else ' is'} passed"
+        return Decision(wanted, {"milestones": self.milestones}, reason)
 
     def _passed(self, epochs_done: float) -> int:
         return sum(epochs_done >= milestone for milestone in self.config.optimizer.milestones)
