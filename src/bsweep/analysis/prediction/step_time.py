@@ -48,7 +48,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from bsweep.analysis.prediction import cells
 from bsweep.analysis.prediction.cells import Weights
@@ -59,8 +58,7 @@ from bsweep.runlog.probe_file import Probe, counts
 
 Kind = Literal["step", "compute", "exposed", "exchange"]
 
-_FACTOR, _SPREAD, _SPREAD_FACTOR = 10.0, 0.05, 2.0
-_COMPUTE_FACTOR, _MEASURED_FACTOR = 2.0, 3.0
+_SPREAD_FACTOR, _COMPUTE_FACTOR, _MEASURED_FACTOR = 2.0, 2.0, 3.0
 _MOST_FITTED = 48  # cells and kinds from which the parameters come
 _CLOCK_SPREAD = (
     0.25  # extra spread of a run's exchange times: other clocks took them, computing disturbs them
@@ -254,13 +252,12 @@ def fit_step_time(
 class _Prior:
     """The priors of the parameters, all of which are standard normal before they are scaled.
 
-    `typical` is the median pass in seconds, `middle` the mean local batch, and `byte_seconds` the
-    median seconds of a byte, with `byte_factor` as one standard deviation. `is_split` has each
-    strategy, those of whole models first.
+    `passes` has those that do not depend on the strategy. `byte_seconds` is the median seconds of a
+    byte, with `byte_factor` as one standard deviation. `is_split` has each strategy, those of whole
+    models first.
     """
 
-    typical: float
-    middle: float
+    passes: pollux.Prior
     byte_seconds: float
     byte_factor: float
     is_split: Mapping[str, bool]
@@ -268,15 +265,19 @@ class _Prior:
 
     @staticmethod
     def of(timings: Sequence[Timing], has_across: bool, byte_seconds: float | None) -> _Prior:
-        typical, middle = _scales(timings)
+        steps = [timing for timing in timings if timing.kind in ("step", "compute")]
+        passes = pollux.Prior.from_passes(
+            [timing.seconds / timing.cell.passes for timing in steps],
+            [timing.cell.local_batch for timing in steps],
+        )
         forms = sorted(
             {timing.cell.form for timing in timings}, key=lambda one: (one.is_split, one)
         )
         sent = [form.sent_bytes for form in forms if form.sent_bytes] or [1.0]
-        factor = _FACTOR if byte_seconds is None else _MEASURED_FACTOR
-        by_byte = byte_seconds or typical / 10 / float(np.median(sent))
+        factor = pollux.FACTOR if byte_seconds is None else _MEASURED_FACTOR
+        by_byte = byte_seconds or passes.typical / 10 / float(np.median(sent))
         is_split = {form.strategy: form.is_split for form in forms}
-        return _Prior(typical, middle, by_byte, factor, is_split, has_across)
+        return _Prior(passes, by_byte, factor, is_split, has_across)
 
     @property
     def num_parameters(self) -> int:
@@ -295,10 +296,9 @@ class _Prior:
         for place in ((2, 3), (7, 8) if self.has_across else (2, 3)):
             exchanges += self._exchange(first, points[:, place[0]], points[:, place[1]])
         return (
-            self.typical / 2 * _FACTOR ** points[:, 0],
-            self.typical / 2 / self.middle * _FACTOR ** points[:, 1],
-            *exchanges, 10 ** ndtr(points[:, 4]),
-            _SPREAD * _SPREAD_FACTOR ** points[:, 5], _SPREAD * _SPREAD_FACTOR ** points[:, 6],
+            self.passes.fixed_seconds(points[:, 0]), self.passes.example_seconds(points[:, 1]),
+            *exchanges, self.passes.overlap(points[:, 4]),
+            *(pollux.SPREAD * _SPREAD_FACTOR ** points[:, place] for place in (5, 6)),
         )  # fmt: skip
 
     def further(self, points: Array) -> tuple[Further, ...]:
@@ -311,10 +311,10 @@ class _Prior:
         return tuple(found)
 
     def _exchange(self, strategy: str, first: Array, more: Array) -> tuple[Array, Array]:
-        sync = self.typical / 10 * _FACTOR**first
+        sync = self.passes.sync_seconds(first)
         if self.is_split[strategy]:
             return sync, self.byte_seconds * self.byte_factor**more
-        return sync, sync / 10 * _FACTOR**more
+        return sync, sync / 10 * pollux.FACTOR**more
 
 
 def _rows(of: Sequence[Cell], strategies: Sequence[str]) -> Array:
@@ -326,13 +326,6 @@ def _rows(of: Sequence[Cell], strategies: Sequence[str]) -> Array:
         ],
         float,
     )  # fmt: skip
-
-
-def _scales(timings: Sequence[Timing]) -> tuple[float, float]:
-    """Return the median seconds of a timed pass, and the geometric mean of the local batches."""
-    steps = [timing for timing in timings if timing.kind in ("step", "compute")]
-    typical = float(np.median([timing.seconds / timing.cell.passes for timing in steps]))
-    return typical, float(np.exp(np.mean([np.log(timing.cell.local_batch) for timing in steps])))
 
 
 def probe_timings(path: str | Path) -> tuple[Timing, ...]:
