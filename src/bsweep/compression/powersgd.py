@@ -28,23 +28,15 @@ class PowerSGD(Codec):
     memory: Tensor
 
     def __init__(self, config: PowerSGDConfig, setting: Setting) -> None:
-        vector = setting.vector
         # The CPU draws the same numbers on all workers. A GPU's numbers depend on how many
         # multiprocessors it has.
         generator = torch.Generator().manual_seed(seed_of(setting.seed, "powersgd"))
-        self.memory = torch.zeros_like(vector.gradients)
-        self._matrices = [part for part in vector.slices if _pays(part, config.rank)]
-        others = [part for part in vector.slices if not _pays(part, config.rank)]
-        self._others = ranges(others)
-        rights = [
-            torch.randn(
-                _as_matrix(self.memory, part).shape[1],
-                config.rank,
-                generator=generator,
-                dtype=self.memory.dtype,
-            )
-            for part in self._matrices
-        ]
+        self.memory = torch.zeros_like(setting.vector.gradients)
+        slices, dtype = setting.vector.slices, self.memory.dtype
+        self._weights = [weight for weight in slices if _pays(weight, config.rank)]
+        self._others = ranges([other for other in slices if not _pays(other, config.rank)])
+        shapes = [(_num_columns(weight), config.rank) for weight in self._weights]
+        rights = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
         # All right factors are parts of one tensor, so that one copy replaces them.
         self._all_rights = _joined(rights).to(self.memory)
         self._rights = _parted(self._all_rights, rights)
@@ -55,25 +47,21 @@ class PowerSGD(Codec):
 
     def exchange(self, gradients: Tensor, group: Group) -> None:
         self.memory.add_(gradients)
-        own = [_as_matrix(self.memory, part) for part in self._matrices]
+        matrices = [_as_matrix(self.memory, weight) for weight in self._weights]
         others = [self.memory[start:stop] for start, stop in self._others]
-        products = _sums(
-            [matrix @ right for matrix, right in zip(own, self._rights, strict=True)], group
-        )
-        bases = (
-            _bases(products)
-            if group.rank == 0
-            else _parted(self.memory.new_zeros(sum(map(torch.numel, products))), products)
-        )
+        pairs = zip(matrices, self._rights, strict=True)
+        products = _sums([matrix @ right for matrix, right in pairs], group)
+        is_first = group.rank == 0
+        bases = _bases(products) if is_first else [torch.zeros_like(base) for base in products]
         lefts = _sums(bases, group)
-        own_rights = [matrix.T @ left for matrix, left in zip(own, lefts, strict=True)]
-        sums = _sums([*own_rights, *others], group)
-        self._all_rights.copy_(_joined(sums[: len(own)]))
-        for part, left, right in zip(self._matrices, lefts, self._rights, strict=True):
-            torch.mm(left, right.T, out=_as_matrix(gradients, part))
-        for (start, stop), total in zip(self._others, sums[len(own) :], strict=True):
+        rights = [matrix.T @ left for matrix, left in zip(matrices, lefts, strict=True)]
+        sums = _sums([*rights, *others], group)
+        self._all_rights.copy_(_joined(sums[: len(matrices)]))
+        for weight, left, right in zip(self._weights, lefts, self._rights, strict=True):
+            torch.mm(left, right.T, out=_as_matrix(gradients, weight))
+        for (start, stop), total in zip(self._others, sums[len(matrices) :], strict=True):
             gradients[start:stop] = total
-        for matrix, left, right in zip(own, lefts, own_rights, strict=True):
+        for matrix, left, right in zip(matrices, lefts, rights, strict=True):
             matrix.addmm_(left, right.T, alpha=-1)
         for other in others:
             other.zero_()
@@ -84,10 +72,11 @@ def _bases(products: list[Tensor]) -> list[Tensor]:
 
     Products of the same shape are computed together.
     """
-    shapes = dict.fromkeys(product.shape for product in products)
-    alike = {shape: [product for product in products if product.shape == shape] for shape in shapes}
-    found = {shape: iter(orthonormal(torch.stack(some))) for shape, some in alike.items()}
-    return [next(found[product.shape]) for product in products]
+    alike: dict[torch.Size, list[Tensor]] = {}
+    for product in products:
+        alike.setdefault(product.shape, []).append(product)
+    bases = {shape: iter(orthonormal(torch.stack(same))) for shape, same in alike.items()}
+    return [next(bases[product.shape]) for product in products]
 
 
 def orthonormal(matrices: Tensor) -> Tensor:
@@ -120,21 +109,25 @@ def _spare(rows: int, rank: int, dtype: torch.dtype, device: torch.device) -> Te
     return 1e-15 * torch.outer(numbers, numbers[:rank]).cos()
 
 
-def _pays(part: Slice, rank: int) -> bool:
+def _num_columns(weight: Slice) -> int:
+    return math.prod(weight.shape[1:])
+
+
+def _pays(weight: Slice, rank: int) -> bool:
     """Return True if a slice of the gradient vector is a matrix that has more elements than its two
     factors of rank `rank`.
     """
-    columns = math.prod(part.shape[1:])
-    return part.is_matrix and rank * (part.shape[0] + columns) < part.shape[0] * columns
+    sent = rank * (weight.shape[0] + _num_columns(weight))
+    return weight.is_matrix and sent < weight.num_elements
 
 
-def _as_matrix(vector: Tensor, part: Slice) -> Tensor:
+def _as_matrix(vector: Tensor, weight: Slice) -> Tensor:
     """Return a slice of the gradient vector as a matrix, with a row for each index of the model
     tensor's first dimension.
 
     The order of its elements may differ from the tensor's. Any order works that all workers share.
     """
-    return vector[part.start : part.stop].view(part.shape[0], -1)
+    return vector[weight.start : weight.stop].view(weight.shape[0], -1)
 
 
 def _sums(tensors: list[Tensor], group: Group) -> list[Tensor]:
@@ -152,5 +145,5 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 def _parted(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
     """Return views of a flat tensor that have the shapes of the tensors `like`, in their order."""
-    parts = flat.split([tensor.numel() for tensor in like])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+    pieces = flat.split([tensor.numel() for tensor in like])
+    return [piece.view_as(tensor) for piece, tensor in zip(pieces, like, strict=True)]
