@@ -115,7 +115,7 @@ from bsweep.core import terminal
 from bsweep.data.pictures import with_progress
 terminal.set_up_logging()
 logger = terminal.logger("bsweep.x")
-for number in with_progress(range(3), "reading [all]", 3):
+for number in with_progress(range(3), "reading all", 3):
     logger.info(f"note {number} " + "x" * 100)
 logger.info("the end")
 """
@@ -141,9 +141,9 @@ def test_records_come_above_the_progress_on_a_terminal() -> None:
     shown = on_terminal(PROGRESS)
     for number in range(3):
         assert f"note {number} {'x' * 100}\n" in shown
-    assert shown.endswith("reading [all]: 3 of 3\nthe end\n")
-    assert shown.index("0/3") < shown.index("note 0"), "a display was shown from the start"
-    assert shown.index("note 2") < shown.rindex("/3"), "and below the last note"
+    assert shown.endswith("reading all: 3 of 3\nthe end\n")
+    assert shown.index("0%") < shown.index("note 0"), "a display was shown from the start"
+    assert shown.index("note 2") < shown.rindex("%"), "and below the last note"
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h"), "the cursor is shown again"
     assert "\x1b[3" in shown
     assert "\x1b[3" not in on_terminal(PROGRESS, NO_COLOR="1")
@@ -151,7 +151,7 @@ def test_records_come_above_the_progress_on_a_terminal() -> None:
 
 def test_a_dumb_terminal_and_a_pipe_get_lines_alone() -> None:
     lines = [f"note {number} {'x' * 100}" for number in range(3)]
-    expected = [*lines, "reading [all]: 3 of 3", "the end"]
+    expected = [*lines, "reading all: 3 of 3", "the end"]
     assert on_terminal(PROGRESS, TERM="dumb").splitlines() == expected
     assert python(PROGRESS).splitlines() == expected
 

@@ -235,7 +235,7 @@ def test_a_flat_folder_of_classes_is_divided_by_class(folder: Path) -> None:
     assert torch.equal(again.test_inputs, dataset.test_inputs)
     refuses(image_folder(folder, test_share=0.3), "holds train/ and test/ already. Leave data.test")
     refuses(image_folder(folder / "test", test_share=0.3), "cat holds one image", "two or more")
-    refuses(image_folder(root), "of <class>/ alone takes data.test_share=0.2")
+    refuses(image_folder(root), "<class>/ alone with data.test_share=0.2")
 
 
 def test_broken_images_are_left_out_and_counted(folder: Path) -> None:
@@ -248,7 +248,7 @@ def test_broken_images_are_left_out_and_counted(folder: Path) -> None:
     dataset = check_contract(config)
     assert dataset.train_inputs[:, 0, 0, 0].tolist() == [1, 2, 3, 100, 101, 102, 103]
     assert dataset.train_labels.tolist() == [0] * 3 + [1] * 4
-    assert data.prepare(config).num_skipped == 2
+    assert "left out 2 files" in data.prepare(config).notes[0]
     (folder / "test/dog/0.png").write_text("no image")
     refuses(config, "no image of the class dog that is to test on")
 
@@ -385,7 +385,7 @@ def test_what_is_no_image_folder_is_named(folder: Path, tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
     refuses(image_folder(missing), "data.root=", "nowhere", "train/<class>/", "data=digits")
     whole = image_folder(missing, test_share=0.3)
-    refuses(whole, "nowhere; with data.test_share it must hold <class>/", "data=digits")
+    refuses(whole, "nowhere", "it must hold train/<class>/", "data=digits")
     (missing / "train").mkdir(parents=True)
     refuses(image_folder(missing), f"{missing}/train holds no folder of a class")
     (missing / "train/cat").mkdir()

@@ -4,8 +4,8 @@ tensors, to a `Dataset`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 from bsweep.core.words import first_of
 from bsweep.data.dataset import Dataset, channel_statistics
 from bsweep.data.pictures import GreyLevels, Unfit, num_bits, pixels, with_progress
+
+Convert = Callable[[Any], Tensor]
+"""A function that returns the input of an example as a tensor."""
 
 
 def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
@@ -36,36 +39,25 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
             labels that do not fit the inputs or the names of the classes.
     """
     levels = GreyLevels(max(map(_num_bits, (train, test))))
-    inputs, labels = _split("training", train, side, levels)
-    test_inputs, test_labels = _split("test", test, side, levels)
-    for inputs_or_labels, ours, theirs in (
-        ("inputs", inputs, test_inputs),
-        ("labels", labels, test_labels),
-    ):
-        if (ours.dtype, ours.shape[1:]) != (theirs.dtype, theirs.shape[1:]):
+    convert = functools.partial(_tensor, side=side, levels=levels)
+    pairs = _split("training", train, convert), _split("test", test, convert)
+    for nouns, tensor, test_tensor in zip(("inputs", "labels"), *pairs, strict=True):
+        if not _are_alike(tensor[0], test_tensor[0]):
             raise Unfit(
-                f"{inputs_or_labels} for training are {_kind(ours)}, but {inputs_or_labels} for "
-                f"testing are {_kind(theirs)}: give both the same dtype and shape."
+                f"{nouns} for training are {_kind(tensor[0])}, but {nouns} for testing are "
+                f"{_kind(test_tensor[0])}: give both the same dtype and shape."
             )
+    (inputs, labels), (_, test_labels) = pairs
     names = tuple(map(str, getattr(train, "classes", None) or ()))
     num_classes = _num_classes((labels, test_labels), names)
+    notes = (
+        *levels.notes,
+        *_notes_on_classes(labels, num_classes, names),
+        *_notes_on_randomness(train, convert),
+    )
     is_images = inputs.dtype == torch.uint8 and inputs.dim() == 4
     mean, std = channel_statistics(inputs) if is_images else (None, None)
-    return Dataset(
-        inputs,
-        labels,
-        test_inputs,
-        test_labels,
-        names,
-        num_classes,
-        mean,
-        std,
-        notes=(
-            *levels.notes,
-            *_notes_on_classes(labels, num_classes, names),
-            *_notes_on_randomness(train, side, levels),
-        ),
-    )
+    return Dataset(*pairs[0], *pairs[1], names, num_classes, mean, std, notes=notes)
 
 
 def _notes_on_classes(labels: Tensor, num_classes: int, names: tuple[str, ...]) -> Iterator[str]:
@@ -98,11 +90,11 @@ def _notes_on_classes(labels: Tensor, num_classes: int, names: tuple[str, ...]) 
         )
 
 
-def _notes_on_randomness(split: Any, side: int | None, levels: GreyLevels) -> Iterator[str]:
+def _notes_on_randomness(split: Any, convert: Convert) -> Iterator[str]:
     """Yield a note if the first example of a split differs from time to time."""
     if isinstance(split, tuple | list):
         return
-    first, again = (torch.nan_to_num(_tensor(split[0][0], side, levels)) for _ in range(2))
+    first, again = (torch.nan_to_num(convert(split[0][0])) for _ in range(2))
     if not torch.equal(first, again):
         yield (
             "the first training example differs when it is read again, but bsweep reads each "
@@ -115,14 +107,12 @@ def _num_bits(split: Any) -> int:
     """Return the bits of the brightest level of a split's images of 16 bits; 0 if its first example
     is something else.
     """
-
-    def image(number: int) -> Any:
-        example = split[number]
-        return example[0] if isinstance(example, tuple | list) and example else None
-
-    if not (hasattr(split, "__len__") and hasattr(split, "__getitem__") and len(split)):
+    if not (hasattr(split, "__len__") and hasattr(split, "__getitem__")):
         return 0
-    return max(map(num_bits, map(image, range(len(split))))) if num_bits(image(0)) else 0
+    examples = (split[number] for number in range(len(split)))
+    images = (example[0] for example in examples if isinstance(example, tuple | list) and example)
+    first = num_bits(next(images, None))
+    return max([first, *map(num_bits, images)]) if first else 0
 
 
 def _num_classes(labels: tuple[Tensor, Tensor], names: tuple[str, ...]) -> int:
@@ -131,7 +121,7 @@ def _num_classes(labels: tuple[Tensor, Tensor], names: tuple[str, ...]) -> int:
     """
     if labels[0].is_floating_point():
         return labels[0][0].numel()
-    classes = [int(bound) for part in labels for bound in part.aminmax()]
+    classes = [int(bound) for tensor in labels for bound in tensor.aminmax()]
     if min(classes) < 0:
         raise Unfit(f"a label is {min(classes)}: classes are counted from 0.")
     if names and max(classes) >= len(names):
@@ -142,9 +132,7 @@ def _num_classes(labels: tuple[Tensor, Tensor], names: tuple[str, ...]) -> int:
     return len(names) or 1 + max(classes)
 
 
-def _split(
-    split_name: str, split: Any, side: int | None, levels: GreyLevels
-) -> tuple[Tensor, Tensor]:
+def _split(split_name: str, split: Any, convert: Convert) -> tuple[Tensor, Tensor]:
     """Return the inputs and the labels of a training or test split, as two tensors with one row for
     each example. The inputs are (N, ...). The labels are (N,) or, as classes of tokens or targets,
     (N, ...).
@@ -154,11 +142,11 @@ def _split(
     if (
         isinstance(split, tuple | list)
         and len(split) == 2
-        and all(isinstance(part, Tensor) for part in split)
+        and all(isinstance(tensor, Tensor) for tensor in split)
     ):
         inputs, labels = split
     elif hasattr(split, "__len__") and hasattr(split, "__getitem__"):
-        inputs, labels = _stacked(split_name, split, side, levels)
+        inputs, labels = _stacked(split_name, split, convert)
     else:
         raise Unfit(
             f"the {split_name} data are {_type(split)}, which has no len() or no [index]: return a "
@@ -191,37 +179,39 @@ def _apart(tensor: Tensor) -> Tensor:
     )
 
 
-def _stacked(
-    split_name: str, split: Any, side: int | None, levels: GreyLevels
-) -> tuple[Tensor, Tensor]:
+def _stacked(split_name: str, split: Any, convert: Convert) -> tuple[Tensor, Tensor]:
     inputs, labels = torch.empty(0), torch.empty(0)
-    work = f"reading {split_name} examples"
-    with closing(with_progress(range(len(split)), work, len(split))) as numbers:
-        for number in numbers:
-            example = split[number]
-            if not isinstance(example, tuple | list) or len(example) != 2:
-                raise Unfit(
-                    f"{split_name} example {number} is {_type(example)}, not a pair of an image or "
-                    "tensor and its label."
-                )
-            one, label = _tensor(example[0], side, levels), torch.as_tensor(example[1])
-            if not number:
-                inputs, labels = (
-                    one.new_empty(len(split), *one.shape),
-                    label.new_empty(len(split), *label.shape),
-                )
-            for input_or_label, part, whole in (
-                ("input", one, inputs),
-                ("label", label, labels),
-            ):
-                if (part.dtype, part.shape) != (whole.dtype, whole.shape[1:]):
-                    raise Unfit(
-                        f"{split_name} {input_or_label} {number} is {_kind(part[None])}, but the "
-                        f"first {input_or_label} is {_kind(whole)}: give every {input_or_label} "
-                        "the same dtype and shape."
-                    )
-            inputs[number], labels[number] = one, label
+    pairs, work = _examples(split_name, split, convert), f"reading {split_name} examples"
+    for number, pair in enumerate(with_progress(pairs, work, len(split))):
+        if not number:
+            inputs, labels = (tensor.new_empty(len(split), *tensor.shape) for tensor in pair)
+        inputs[number], labels[number] = pair
     return inputs, labels
+
+
+def _examples(split_name: str, split: Any, convert: Convert) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the input and the label of each example of a map-style data set.
+
+    Raises:
+        Unfit: If an example is no pair, or has another dtype or shape than the first.
+    """
+    first: tuple[Tensor, Tensor] | None = None
+    for number in range(len(split)):
+        example = split[number]
+        if not isinstance(example, tuple | list) or len(example) != 2:
+            raise Unfit(
+                f"{split_name} example {number} is {_type(example)}, not a pair of an image or "
+                "tensor and its label."
+            )
+        pair = convert(example[0]), torch.as_tensor(example[1])
+        first = first or pair
+        for noun, tensor, expected in zip(("input", "label"), pair, first, strict=True):
+            if not _are_alike(tensor, expected):
+                raise Unfit(
+                    f"{split_name} {noun} {number} is {_kind(tensor)}, but the first {noun} is "
+                    f"{_kind(expected)}: give every {noun} the same dtype and shape."
+                )
+        yield pair
 
 
 def _tensor(value: Any, side: int | None, levels: GreyLevels) -> Tensor:
@@ -233,8 +223,12 @@ def _tensor(value: Any, side: int | None, levels: GreyLevels) -> Tensor:
     return torch.as_tensor(value)
 
 
-def _kind(stack: Tensor) -> str:
-    return f"{str(stack.dtype).removeprefix('torch.')} of shape {tuple(stack.shape[1:])}"
+def _are_alike(tensor: Tensor, other: Tensor) -> bool:
+    return (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
 def _type(value: object) -> str:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Iterator, KeysView, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from bsweep.config.data import ImageFolderConfig
 from bsweep.core.ranks import num_cores
+from bsweep.core.words import counted, first_of
 from bsweep.data.cache import cached, cached_info
 from bsweep.data.info import DataInfo
 from bsweep.data.pictures import GreyLevels, num_bits, pixels, with_progress
@@ -27,28 +27,25 @@ from bsweep.data.pictures import GreyLevels, num_bits, pixels, with_progress
 if TYPE_CHECKING:
     from bsweep.data.dataset import Dataset
 
-_SPLIT_LAYOUT = "it must hold train/<class>/ and test/<class>/ with images in them"
-_WHOLE_LAYOUT = "with data.test_share it must hold <class>/ with images in it, for each class"
+_LAYOUT = (
+    "it must hold train/<class>/ and test/<class>/ with images in them, or <class>/ alone with "
+    "data.test_share=0.2; data=digits needs no folder"
+)
 _CHUNK = 64  # images that a thread decodes at once
 _NAMED = 10  # corrupt images that a message names
 
 
 @dataclass(frozen=True)
 class _Split:
-    """The paths and classes of all images to train on, or of all to test on, sorted by path."""
+    """The images to train on, or those to test on."""
 
-    classes: tuple[str, ...]
-    paths: tuple[str, ...]
-    labels: tuple[int, ...]  # position in `classes`
+    paths: dict[str, list[str]]  # by class, both sorted
     fingerprint: str  # changes with any path, size or time of modification
 
 
 def info(config: ImageFolderConfig) -> DataInfo:
     """Return the numbers of training and test images of a folder, their shape and their classes."""
-    train, test = _listed(config)
-    found = cached_info(*_entry(config, train, test))
-    num_files = len(train.paths) + len(test.paths)
-    return replace(found, num_skipped=num_files - found.num_train - found.num_test)
+    return cached_info(*_entry(config))
 
 
 def load(config: ImageFolderConfig) -> Dataset:
@@ -63,32 +60,14 @@ def load(config: ImageFolderConfig) -> Dataset:
         ValueError: If a folder is missing or empty, if train and test differ in their classes, if
             there is only one class, or if an image is corrupt and `skip_broken` is not set.
     """
-    return cached(*_entry(config, *_listed(config)))
+    return cached(*_entry(config))
 
 
-def _listed(config: ImageFolderConfig) -> tuple[_Split, _Split]:
-    """Return the paths and classes of the images to train on and of those to test on, as the folder
-    holds them now.
+def _entry(config: ImageFolderConfig) -> tuple[str, Callable[[], Dataset]]:
+    """Return the name under which the cache keeps the images that the folder now lists, and the
+    function that decodes them.
     """
-    root = Path(config.root).expanduser()
-    try:
-        if config.test_share is None:
-            train, test = _list(root, "train"), _list(root, "test")
-        else:
-            train, test = _divided(root, config.test_share)
-    except OSError as error:
-        layout = _SPLIT_LAYOUT if config.test_share is None else _WHOLE_LAYOUT
-        raise ValueError(f"data.root={config.root} cannot be read ({error}): {layout}.") from error
-    _check_classes(root, train, test)
-    return train, test
-
-
-def _entry(
-    config: ImageFolderConfig, train: _Split, test: _Split
-) -> tuple[str, Callable[[], Dataset]]:
-    """Return the name under which the cache keeps the decoded images, and the function that decodes
-    them.
-    """
+    train, test = _listed(config)
     skips = " skip_broken" if config.skip_broken else ""
     key = hashlib.sha256(
         f"2 {config.side} {train.fingerprint} {test.fingerprint}{skips}".encode()
@@ -97,9 +76,23 @@ def _entry(
     return f"imagefolder-{key}", build
 
 
+def _listed(config: ImageFolderConfig) -> tuple[_Split, _Split]:
+    """Return the images to train on and those to test on, as the folder holds them now."""
+    root = Path(config.root).expanduser()
+    try:
+        if config.test_share is None:
+            train, test = _list(root / "train"), _list(root / "test")
+        else:
+            train, test = _divided(root, config.test_share)
+    except OSError as error:
+        raise ValueError(f"data.root={config.root} cannot be read ({error}): {_LAYOUT}.") from error
+    _check_classes(root, train.paths.keys(), test.paths.keys())
+    return train, test
+
+
 def _divided(root: Path, test_share: float) -> tuple[_Split, _Split]:
-    """Return the paths and classes of the images in a folder of classes, divided into those to
-    train on and those to test on.
+    """Return the images in a folder of classes, divided into those to train on and those to test
+    on.
 
     A hash of an image's path decides, so that the division is the same at each call, for each seed
     of a run and on each host, and few images change sides when others are added.
@@ -109,97 +102,72 @@ def _divided(root: Path, test_share: float) -> tuple[_Split, _Split]:
             f"data.test_share={test_share:g}: {root} holds train/ and test/ already. Leave "
             "data.test_share out, or name a folder that holds <class>/ alone."
         )
+
+    def number(path: str) -> str:
+        inside = path[len(str(root)) :]
+        return hashlib.sha256(inside.encode(errors="surrogateescape")).hexdigest()
+
     whole = _list(root)
-    tests: set[str] = set()
-    for label, name in enumerate(whole.classes):
-        paths = [p for p, of in zip(whole.paths, whole.labels, strict=True) if of == label]
+    train: dict[str, list[str]] = {}
+    test: dict[str, list[str]] = {}
+    for name, paths in whole.paths.items():
         if len(paths) < 2:
             raise ValueError(
                 f"data.test_share={test_share:g}: {root / name} holds one image, and each class "
                 "needs two or more, one of them to test on. Add images, or remove the class."
             )
-        number = min(max(1, round(test_share * len(paths))), len(paths) - 1)
-        tests |= set(sorted(paths, key=lambda path: _hash(path[len(str(root)) :]))[:number])
+        num_test = min(max(1, round(test_share * len(paths))), len(paths) - 1)
+        by_number = sorted(paths, key=number)
+        test[name], train[name] = sorted(by_number[:num_test]), sorted(by_number[num_test:])
     fingerprint = f"{whole.fingerprint} {test_share}"
-    return _chosen(whole, fingerprint, lambda p: p not in tests), _chosen(
-        whole, fingerprint, lambda p: p in tests
-    )
+    return _Split(train, fingerprint), _Split(test, fingerprint)
 
 
-def _hash(path: str) -> str:
-    return hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()
-
-
-def _chosen(whole: _Split, fingerprint: str, is_chosen: Callable[[str], bool]) -> _Split:
-    pairs = [pair for pair in zip(whole.paths, whole.labels, strict=True) if is_chosen(pair[0])]
-    paths, labels = zip(*pairs, strict=True)
-    return _Split(whole.classes, paths, labels, fingerprint)
-
-
-def _list(root: Path, split: str = "") -> _Split:
-    folder = root / split
-    layout = _SPLIT_LAYOUT if split else _WHOLE_LAYOUT
-    if not folder.is_dir():
-        alone = " A folder of <class>/ alone takes data.test_share=0.2." if split else ""
-        raise ValueError(
-            f"data.root={root}: there is no folder {folder}; {layout}.{alone} data=digits needs no "
-            "folder."
-        )
-    with os.scandir(folder) as entries:
-        classes = sorted(
-            entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
-        )
+def _list(folder: Path) -> _Split:
+    folders = (path.name for path in folder.iterdir() if path.is_dir())
+    classes = sorted(name for name in folders if not name.startswith("."))
     if not classes:
-        raise ValueError(f"data.root={root}: {folder} holds no folder of a class; {layout}.")
-    paths, labels, digest = [], [], hashlib.sha256()
-    for label, name in enumerate(classes):
-        files = sorted(_files(str(folder / name)))
+        raise ValueError(f"data=imagefolder: {folder} holds no folder of a class; {_LAYOUT}.")
+    paths: dict[str, list[str]] = {}
+    digest = hashlib.sha256()
+    for name in classes:
+        files = sorted(_files(str(folder / name)), key=lambda file: file.path)
         if not files:
             raise ValueError(
-                f"data.root={root}: {folder / name} holds no image: add some, or remove it."
+                f"data=imagefolder: {folder / name} holds no image: add some, or remove it."
             )
-        for path, size, mtime_ns in files:
-            paths.append(path)
-            labels.append(label)
-            entry = f"{path[len(str(folder)) :]}\0{size}\0{mtime_ns}\0"
-            digest.update(entry.encode(errors="surrogateescape"))
-    return _Split(tuple(classes), tuple(paths), tuple(labels), digest.hexdigest())
+        paths[name] = [file.path for file in files]
+        for file in files:
+            inside, stat = file.path[len(str(folder)) :], file.stat()
+            version = f"{inside}\0{stat.st_size}\0{stat.st_mtime_ns}\0"
+            digest.update(version.encode(errors="surrogateescape"))
+    return _Split(paths, digest.hexdigest())
 
 
-def _files(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the path, size and time of modification of every file in a folder and its subfolders,
-    except hidden files and folders.
-    """
+def _files(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield every file in a folder and its subfolders, except hidden files and folders."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield from _files(entry.path)
-            else:
-                stat = entry.stat()
-                yield entry.path, stat.st_size, stat.st_mtime_ns
+            if not entry.name.startswith("."):
+                yield from _files(entry.path) if entry.is_dir() else (entry,)
 
 
-def _check_classes(root: Path, train: _Split, test: _Split) -> None:
-    if train.classes == test.classes:
-        if len(train.classes) > 1:
+def _check_classes(root: Path, train: KeysView[str], test: KeysView[str]) -> None:
+    if train == test:
+        if len(train) > 1:
             return
         raise ValueError(
-            f"data.root={root}: there is only one class, {train.classes[0]}, so any model is "
+            f"data.root={root}: there is only one class, {', '.join(train)}, so any model is "
             "always right: add the folder of another class."
         )
-    differences = [
+    differences = "; ".join(
         f"only in {split}: {', '.join(sorted(names))}"
-        for split, names in (
-            ("train", set(train.classes) - set(test.classes)),
-            ("test", set(test.classes) - set(train.classes)),
-        )
+        for split, names in (("train", train - test), ("test", test - train))
         if names
-    ]
+    )
     raise ValueError(
-        f"data.root={root}: train and test have different classes ({'; '.join(differences)}): give "
-        "both the same folders."
+        f"data.root={root}: train and test have different classes ({differences}): give both the "
+        "same folders."
     )
 
 
@@ -208,30 +176,36 @@ def _decode_splits(train: _Split, test: _Split, side: int, skips_broken: bool) -
 
     from bsweep.data.dataset import from_images
 
-    levels = GreyLevels()
-    pixels, broken = _decode(train.paths + test.paths, side, levels)
-    if broken and not skips_broken:
-        more = [f"and {len(broken) - _NAMED} more"] if len(broken) > _NAMED else []
-        said = "data=imagefolder: not readable as images; repair or remove them, or leave them out "
+    levels, splits = GreyLevels(), {"train": train.paths, "test": test.paths}
+    paths = [path for split in splits.values() for group in split.values() for path in group]
+    pixels, problems = _decode(paths, side, levels)
+    if problems and not skips_broken:
+        named = first_of([*problems.values()], _NAMED, comma="\n  ")
         raise ValueError(
-            "\n  ".join([f"{said}by data.skip_broken=true:", *[*broken.values()][:_NAMED], *more])
+            "data=imagefolder: not readable as images; repair or remove them, or leave them out by "
+            f"data.skip_broken=true:\n  {named}"
         )
-    is_sound = torch.ones(len(pixels), dtype=torch.bool)
-    is_sound[[*broken]] = False
-    images, parts = torch.from_numpy(pixels), []
-    for split, first in ((train, 0), (test, len(train.paths))):
-        sound = is_sound[first : first + len(split.paths)]
-        labels = torch.tensor(split.labels)[sound]
-        for label, name in enumerate(split.classes):
-            if label not in labels:
+    images, first, pairs = torch.from_numpy(pixels), 0, []
+    for use, split in splits.items():
+        rows, labels = [], []
+        for label, (name, group) in enumerate(split.items()):
+            sound = [row for row in range(first, first + len(group)) if row not in problems]
+            if not sound:
                 raise ValueError(
-                    f"data.skip_broken=true: no image of the class {name} that is to "
-                    f"{'train' if split is train else 'test'} on can be read: add some, or remove "
-                    "the class."
+                    f"data.skip_broken=true: no image of the class {name} that is to {use} on can "
+                    "be read: add some, or remove the class."
                 )
-        part = images[first : first + len(split.paths)]
-        parts.append((part[sound] if broken else part, labels))
-    return replace(from_images(parts[0], parts[1], train.classes), notes=levels.notes)
+            first += len(group)
+            rows += sound
+            labels += [label] * len(sound)
+        # Without corrupt images nothing is copied.
+        kept = images[rows] if problems else images[rows[0] : first]
+        pairs.append((kept, torch.tensor(labels)))
+    notes = [*levels.notes]
+    if problems:
+        num_files = counted(len(problems), "file")
+        notes.append(f"data.skip_broken=true left out {num_files} that cannot be read as images")
+    return replace(from_images(pairs[0], pairs[1], [*train.paths]), notes=tuple(notes))
 
 
 def _decode(
@@ -253,27 +227,24 @@ def _decode(
     problems: dict[int, str] = {}
     deep: dict[int, int] = {}  # the bits of the levels of images of 16 bits, by position
 
-    def decode_chunk(numbers: Sequence[int]) -> None:
-        for number in numbers:
-            try:
-                with Image.open(paths[number]) as file:
-                    if not levels.num_bits and (bits := num_bits(file)):
-                        deep[number] = bits
-                    else:
-                        images[number] = pixels(file, side, levels)
-            except Exception as error:  # Pillow's plugins raise almost anything on a corrupt file
-                problems[number] = f"{paths[number]} ({type(error).__name__}: {error})"
+    def decode(number: int) -> None:
+        try:
+            with Image.open(paths[number]) as file:
+                if not levels.num_bits and (bits := num_bits(file)):
+                    deep[number] = bits
+                else:
+                    images[number] = pixels(file, side, levels)
+        except Exception as error:  # Pillow's plugins raise almost anything on a corrupt file
+            problems[number] = f"{paths[number]} ({type(error).__name__}: {error})"
 
-    def decode(numbers: Sequence[int], work: str) -> None:
-        starts = range(0, len(numbers), _CHUNK)
-        with ThreadPoolExecutor(num_cores()) as pool:
-            chunks = pool.map(decode_chunk, (numbers[at : at + _CHUNK] for at in starts))
-            with closing(with_progress(chunks, work, len(numbers), _CHUNK)) as parts:
-                for _ in parts:
-                    pass
+    def decode_all(numbers: Sequence[int], work: str) -> None:
+        decoded = pool.imap_unordered(decode, numbers, _CHUNK)
+        for _ in with_progress(decoded, work, len(numbers)):
+            pass
 
-    decode(range(len(paths)), "decoding images")
-    if deep:
-        levels.num_bits = max(deep.values())
-        decode(sorted(deep), "decoding images of 16 bits")
+    with ThreadPool(num_cores()) as pool:
+        decode_all(range(len(paths)), "decoding images")
+        if deep:
+            levels.num_bits = max(deep.values())
+            decode_all(sorted(deep), "decoding images of 16 bits")
     return images, dict(sorted(problems.items()))

@@ -20,5 +20,4 @@ class DataInfo:
     inputs: Literal["images", "tokens", "numbers"] = "images"
     label_shape: tuple[int, ...] = ()  # of one example's label; () if it is a class
     is_regression: bool = False  # labels are numbers to predict
-    num_skipped: int = 0  # broken images that are left out
     notes: tuple[str, ...] = ()  # on how the data were read, for the user and the record

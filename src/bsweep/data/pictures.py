@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,13 +53,13 @@ class GreyLevels:
         if not self.num_bits:
             return ()
         white = 2**self.num_bits - 1
-        said = f"grey levels of 16 bits are scaled for the whole data set so that {white} is white"
+        rule = f"grey levels of 16 bits are scaled for the whole data set so that {white} is white"
         coarse = (
             f"{counted(self.num_coarse, 'image')} of 16 bits keep fewer than {_FEW_LEVELS} of "
             f"their grey levels, because the brightest level of the data set is up to {white}: "
             "save such images with 8 bits, stretched as they should be seen"
         )
-        return (said, coarse) if self.num_coarse else (said,)
+        return (rule, coarse) if self.num_coarse else (rule,)
 
 
 _FEW_LEVELS = 16
@@ -91,12 +91,10 @@ def pixels(
         Unfit: If the image has 32-bit grey levels, for which no white is defined.
     """
     # Imported here because a worker that finds the cache should not wait for it.
-    from PIL import (
-        Image as pillow,
-    )
+    from PIL import Image as pillow
     from PIL import ImageOps
 
-    if image.getexif().get(_ORIENTATION, 1) != 1:
+    if image.getexif().get(_ORIENTATION, 1) != 1:  # else it would be copied
         image = ImageOps.exif_transpose(image)
     if image.mode in ("I", "F"):
         raise Unfit(
@@ -105,68 +103,38 @@ def pixels(
     if _has_16_bits(image):  # `convert` would clip the levels to 255.
         image = pillow.fromarray(levels.scaled(np.asarray(image)))
     image = image.convert("L" if keeps_grey and image.mode in ("1", "L", "LA") else "RGB")
-    if side and image.size != (side, side):
-        width, height = image.size
-        square = min(width, height)
-        left, top = (width - square) / 2, (height - square) / 2
-        image = image.resize(
-            (side, side), pillow.Resampling.BILINEAR, box=(left, top, left + square, top + square)
-        )
+    if side:
+        image = ImageOps.fit(image, (side, side), pillow.Resampling.BILINEAR)
     array = np.array(image)
     return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
 
-def with_progress(
-    parts: Iterable[_T], work: str, total: int, per_part: int = 1
-) -> Generator[_T, None, None]:
-    """Yield each of `parts` unchanged, and show on stderr how many examples have been read.
+def with_progress(examples: Iterable[_T], work: str, total: int) -> Iterator[_T]:
+    """Yield each of `examples` unchanged, and show on stderr how many have been read.
 
     An interactive terminal shows a bar until all are done. Anything else gets a line about every
     ten seconds. Both end with a line that says how many examples were read.
 
     Args:
-        parts: The parts of a work that may take minutes.
+        examples: The results of a work that may take minutes, which raises its errors itself.
         work: The name of the work.
-        total: The number of all examples.
-        per_part: The number of examples of a part.
+        total: The number of examples.
     """
-    has_bar = sys.stderr.isatty() and terminal.console().is_interactive
-    yield from (_with_bar if has_bar else _with_lines)(parts, work, total, per_part)
+    if sys.stderr.isatty() and (screen := terminal.console()).is_interactive:
+        # Imported here because a worker, whose stderr is a file, does not need rich.
+        from rich.progress import track
 
-
-def _with_bar(
-    parts: Iterable[_T], work: str, total: int, per_part: int
-) -> Generator[_T, None, None]:
-    # Imported here because a worker, whose stderr is a file, does not need rich.
-    from rich import progress
-
-    screen = terminal.console()
-    columns = (
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(work, total=total)
-        for number, part in enumerate(parts, 1):
-            yield part
-            bar.update(task, completed=min(number * per_part, total))
-    screen.print(_line(work, total, total))
-
-
-def _with_lines(
-    parts: Iterable[_T], work: str, total: int, per_part: int
-) -> Generator[_T, None, None]:
+        yield from track(examples, work, total, console=screen, transient=True)
+        screen.print(_line(work, total, total))
+        return
     said_at = time.monotonic()
-    for number, part in enumerate(parts, 1):
-        yield part
-        done = min(number * per_part, total)
-        if time.monotonic() - said_at > _LINE_SECONDS or done == total:
+    for number, example in enumerate(examples, 1):
+        yield example
+        if time.monotonic() - said_at > _LINE_SECONDS or number == total:
             said_at = time.monotonic()
             # Workers run this too, where no handler of a command shows log records.
-            print(_line(work, done, total), file=sys.stderr, flush=True)
+            print(_line(work, number, total), file=sys.stderr, flush=True)
 
 
-def _line(work: str, done: int, total: int) -> str:
-    return f"{work}: {done:,} of {total:,}"
+def _line(work: str, num_read: int, total: int) -> str:
+    return f"{work}: {num_read:,} of {total:,}"

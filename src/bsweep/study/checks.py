@@ -13,7 +13,6 @@ from bsweep.config.contradictions import refuse_vain_evaluations
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.core.words import counted
 from bsweep.launch import check_machine, preflight
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
@@ -46,11 +45,6 @@ def check_point(config: RunConfig) -> list[str]:
         _try_own(config, info)
         check_sharding(config, info.num_classes, info.shape)
         warnings += info.notes
-        if info.num_skipped:
-            warnings.append(
-                f"data.skip_broken=true left out {counted(info.num_skipped, 'file')} that cannot "
-                "be read as images"
-            )
     except ValueError as error:
         raise ConfigError(str(error)) from None
     _refuse_large_batch(config, info.num_train)
