@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bsweep.core.randomness import random_bits, stream_of
 from bsweep.data import augment
+from bsweep.data.info import DataInfo
 from bsweep.data.streaming import Part
 
 _CHUNK = 256  # images counted at once
@@ -56,6 +57,22 @@ class Dataset:
     # then a view; None if they are not cropped, or on the CPU.
     bordered: Tensor | None = None
     notes: tuple[str, ...] = ()  # on how the data were read, for the user and the record
+
+    @property
+    def info(self) -> DataInfo:
+        """The sizes and classes of the data set."""
+        has_numbers = self.train_inputs.is_floating_point()
+        return DataInfo(
+            num_train=len(self.train_labels),
+            num_test=len(self.test_labels),
+            shape=tuple(self.train_inputs.shape[1:]),
+            classes=self.classes,
+            num_classes=self.num_classes,
+            inputs="images" if self.mean is not None else "numbers" if has_numbers else "tokens",
+            label_shape=tuple(self.test_labels.shape[1:]),
+            is_regression=self.is_regression,
+            notes=self.notes,
+        )
 
     @property
     def tokens_per_example(self) -> int | None:

@@ -5,17 +5,17 @@ The tokens are the bytes of the file, or those that a Hugging Face tokenizer mak
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bsweep.config.data import TextConfig
-from bsweep.data.cache import cached_slices, cached_tensors
+from bsweep.data.cache import cached_facts, cached_tensors
 from bsweep.data.info import DataInfo
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _PIECE_CHARACTERS = 100_000  # characters that a thread tokenizes at once
 _BATCH_PIECES = 64
+_NUM_BYTES = 256  # values of a byte
 
 
 def info(config: TextConfig) -> DataInfo:
@@ -33,19 +34,17 @@ def info(config: TextConfig) -> DataInfo:
     vocabulary.
     """
     text = _read(config.path, "data.path", "a text file")
-    num_tokens, vocabulary_size = len(text), 256
+    facts = {"num_tokens": len(text), "vocabulary_size": _NUM_BYTES}
     if config.tokenizer is not None:
-        slices, _ = cached_slices(*_tokenized(text, config.tokenizer))
-        num_tokens, vocabulary_size = (
-            slices["tokens"].get_shape()[0],
-            int(slices["vocabulary_size"][:][0]),
-        )
+        facts = cached_facts(*_tokenized(text, config.tokenizer))
     num_train, num_test = (
-        _num_sequences(tokens, config.sequence_length) for tokens in _split(config, num_tokens)
+        _num_sequences(tokens, config.sequence_length)
+        for tokens in _split(config, facts["num_tokens"])
     )
     length = (config.sequence_length,)
+    num_classes = facts["vocabulary_size"]
     return DataInfo(
-        num_train, num_test, length, (), vocabulary_size, inputs="tokens", label_shape=length
+        num_train, num_test, length, (), num_classes, inputs="tokens", label_shape=length
     )
 
 
@@ -63,20 +62,16 @@ def load(config: TextConfig) -> Dataset:
 
     text = _read(config.path, "data.path", "a text file")
     if config.tokenizer is None:
-        tokens, vocabulary_size = (
-            torch.from_numpy(np.frombuffer(bytearray(text), dtype=np.uint8)),
-            256,
-        )
+        tokens = torch.from_numpy(np.frombuffer(bytearray(text), dtype=np.uint8))
+        vocabulary_size = _NUM_BYTES
     else:
-        tensors, _ = cached_tensors(*_tokenized(text, config.tokenizer))
-        tokens, vocabulary_size = tensors["tokens"], int(tensors["vocabulary_size"])
-    train, test = tokens.split(_split(config, len(tokens)))
-    return Dataset(
-        *_sequences(train, config.sequence_length),
-        *_sequences(test, config.sequence_length),
-        classes=(),
-        num_classes=vocabulary_size,
+        tensors, facts = cached_tensors(*_tokenized(text, config.tokenizer))
+        tokens, vocabulary_size = tensors["tokens"], facts["vocabulary_size"]
+    train, test = (
+        _sequences(share, config.sequence_length)
+        for share in tokens.split(_split(config, len(tokens)))
     )
+    return Dataset(*train, *test, classes=(), num_classes=vocabulary_size)
 
 
 def _split(config: TextConfig, num_tokens: int) -> tuple[int, int]:
@@ -122,9 +117,9 @@ def _read(path: str, key: str, wanted_file: str) -> bytes:
         ) from None
 
 
-def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Sequence[str], Build]:
-    """Return arguments for `cached_tensors`: the cache name of a text's tokens, the names of the
-    tensors, and the function that tokenizes the text.
+def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Build]:
+    """Return arguments for `cached_tensors`: the cache name of a text's tokens, and the function
+    that tokenizes the text.
 
     The tokens are int32 (n,). The cache has one file for each content of the text and the
     tokenizer.
@@ -135,24 +130,15 @@ def _tokenized(text: bytes, tokenizer: str) -> tuple[str, Sequence[str], Build]:
     key = hashlib.sha256(
         b"1" + hashlib.sha256(definition).digest() + hashlib.sha256(text).digest()
     ).hexdigest()[:32]
-
-    def build() -> tuple[Mapping[str, Tensor], str]:
-        import torch
-
-        tokens, vocabulary_size = _tokenize(text, definition, tokenizer)
-        return {
-            "tokens": torch.from_numpy(tokens),
-            "vocabulary_size": torch.tensor([vocabulary_size]),
-        }, ""
-
-    return f"text-{key}", ("tokens", "vocabulary_size"), build
+    return f"text-{key}", functools.partial(_tokenize, text, definition, tokenizer)
 
 
-def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[NDArray[np.int32], int]:
+def _tokenize(
+    text: bytes, definition: bytes, path: str
+) -> tuple[dict[str, Tensor], dict[str, int]]:
     # Imported here because a worker that finds the cache should not wait for it.
-    from tokenizers import (
-        Tokenizer,
-    )
+    import torch
+    from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_buffer(definition)
@@ -165,11 +151,13 @@ def _tokenize(text: bytes, definition: bytes, path: str) -> tuple[NDArray[np.int
     tokenizer.no_truncation()
     tokenizer.no_padding()
     pieces = _pieces(text.decode(errors="replace"))
-    numbers: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
+    numbers = [np.empty(0, dtype=np.int32)]
     while batch := list(itertools.islice(pieces, _BATCH_PIECES)):
         encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         numbers += [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
-    return np.concatenate(numbers), 1 + max(tokenizer.get_vocab().values())
+    tokens = torch.from_numpy(np.concatenate(numbers))
+    vocabulary_size = 1 + max(tokenizer.get_vocab().values())
+    return {"tokens": tokens}, {"num_tokens": len(tokens), "vocabulary_size": vocabulary_size}
 
 
 def _pieces(text: str) -> Iterator[str]:
