@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from bsweep import data
 from bsweep.core.ranks import Place
-from bsweep.data import augment, plan
+from bsweep.data import augment, plan, streaming
 from bsweep.data import dataset as datasets
 from bsweep.data.dataset import Dataset, placed
 from bsweep.data.streaming import Part
@@ -28,6 +30,20 @@ GPU.
 """
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+class Executor(ThreadPoolExecutor):
+    """An executor that counts its calls."""
+
+    made: ClassVar[list[Executor]] = []
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.made[:], self.num_submitted = [self], 0
+
+    def submit(self, *arguments: Any) -> Any:  # type: ignore[override]
+        self.num_submitted += 1
+        return super().submit(*arguments)
 
 
 def some_part(device: torch.device, count: int = 40) -> tuple[Part, torch.Tensor]:
@@ -49,23 +65,16 @@ def check(part: Part, images: torch.Tensor, indices: torch.Tensor) -> None:
 def test_streamed_steps_are_those_that_were_asked_for(
     device: torch.device, num_passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(streaming, "ThreadPoolExecutor", Executor)
     part, images = some_part(device)
+    (executor,), num_steps = Executor.made, 5
     assert part.streams
-    fetched: list[int] = []
-    plain = Part._fetch
-
-    def spying(self: Part, indices: torch.Tensor) -> object:
-        fetched.append(len(indices))
-        return plain(self, indices)
-
-    monkeypatch.setattr(Part, "_fetch", spying)
     steps = list(plan.epoch_order(40, seed=0, epoch=1).split(9))
     for number, step in enumerate(steps):
         part.expect(steps[number : number + 2])
-        part._thread.submit(lambda: None).result()
-        assert fetched == [9, 9, 9, 9, 4][: number + 2], "each step once, before it is taken"
-        for i in range(num_passes):
+        for i in (*range(num_passes), 0):
             check(part, images, plan.even_part(step, i, num_passes))
+        assert executor.num_submitted == min(number + 2, num_steps), "each step once"
 
 
 def test_the_thread_that_fetches_uses_the_gpu_of_its_worker(
@@ -77,9 +86,10 @@ def test_the_thread_that_fetches_uses_the_gpu_of_its_worker(
         torch.cuda, "set_device", lambda device: used.append((device, threading.get_ident()))
     )
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+    monkeypatch.setattr(streaming, "ThreadPoolExecutor", Executor)
     gpu = torch.device("cuda", 3)
-    part, _ = some_part(gpu)
-    thread = part._thread.submit(threading.get_ident).result()
+    some_part(gpu)
+    thread = Executor.made[0].submit(threading.get_ident).result()
     assert used == [(gpu, thread)]
     assert thread != threading.get_ident()
 

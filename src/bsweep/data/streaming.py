@@ -5,17 +5,19 @@ The examples are on the device that computes, or a thread streams them to it ahe
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bsweep.core import gpus
+
+Arrival = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
+"""The inputs, labels and indices of some examples on the device that computes, and the event that
+occurs when they have arrived there.
+"""
 
 
 class Part:
@@ -29,43 +31,45 @@ class Part:
     def __init__(self, inputs: Tensor, labels: Tensor, device: torch.device) -> None:
         self._inputs, self._labels, self._device = inputs, labels, device
         self.streams = inputs.device != device
-        self._coming: deque[tuple[Tensor, Future[_Fetched]]] = deque()
-        self._taken, self._position = _Fetched(torch.empty(0, dtype=torch.int64), (), None), 0
+        # The indices of each step that is expected, on the CPU, and its examples.
+        self._coming: list[tuple[Tensor, Future[Arrival]]] = []
         if self.streams:
             self._thread = ThreadPoolExecutor(1, "examples", gpus.use, (device,))
             self._stream = gpus.stream_for(device, "examples") if device.type == "cuda" else None
-            self._buffers = itertools.cycle(
-                (_Buffer(self._stream is not None), _Buffer(self._stream is not None))
-            )
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def expect(self, steps: Sequence[Tensor]) -> None:
         """Start to copy the examples of the coming steps to the device that computes, unless it
-        already holds all examples.
+        already holds all examples. Steps that were expected before are forgotten.
 
         Args:
             steps: The numbers of each step's examples, on the CPU.
         """
+        coming = []
         for indices in steps if self.streams else ():
-            if len(indices) and not any(torch.equal(indices, coming) for coming, _ in self._coming):
-                self._coming.append((indices, self._thread.submit(self._fetch, indices)))
+            known = [step for step in self._coming if torch.equal(step[0], indices)]
+            coming += known[:1] or [(indices, self._thread.submit(self._fetch, indices))]
+        self._coming = coming
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs, labels and indices of the examples at `indices`, on the device that
-        computes.
+        computes. They may be a whole step that was expected, or follow each other in it.
 
-        If a step has several passes, call this once for each pass, in their order.
+        On a GPU, the current stream waits until the examples have arrived.
         """
         if not self.streams:
             return self._inputs[indices], self._labels[indices], indices
         indices = indices.cpu()
-        start, stop = self._position, self._position + len(indices)
-        if not torch.equal(self._taken.indices[start:stop], indices):
-            self._taken, start, stop = self._arrived(indices), 0, len(indices)
-        self._position = stop
-        inputs, labels, numbers = (tensor[start:stop] for tensor in self._taken.tensors)
+        start, future = self._fetched(indices)
+        tensors, event = future.result()
+        if event is not None:
+            computing = torch.cuda.current_stream(self._device)
+            computing.wait_event(event)
+            for tensor in tensors:
+                tensor.record_stream(computing)  # Its memory must not be reused before that.
+        inputs, labels, numbers = (tensor[start : start + len(indices)] for tensor in tensors)
         return inputs, labels, numbers
 
     def batches(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -78,66 +82,43 @@ class Part:
             inputs, labels, _ = self.take(step)
             yield inputs, labels
 
-    def _arrived(self, indices: Tensor) -> _Fetched:
-        """Return the inputs, labels and indices that `expect` has fetched for the step whose
-        examples begin with `indices`. Fetch them now if `expect` was not called for this step.
-
-        On a GPU, the current stream waits until the examples have arrived.
+    def _fetched(self, indices: Tensor) -> tuple[int, Future[Arrival]]:
+        """Return a step that was expected or, if none has these examples, the examples themselves,
+        and the position at which they begin.
         """
-        fetched = None
-        while self._coming and fetched is None:
-            coming, future = self._coming.popleft()
-            fetched = future.result() if torch.equal(coming[: len(indices)], indices) else None
-        fetched = fetched or self._thread.submit(self._fetch, indices).result()
-        if fetched.event is not None:
-            computing = torch.cuda.current_stream(self._device)
-            computing.wait_event(fetched.event)
-            for tensor in fetched.tensors:
-                tensor.record_stream(computing)  # Its memory must not be reused before that.
-        return fetched
+        for step, future in self._coming:
+            if (start := _position(indices, step)) is not None:
+                return start, future
+        return 0, self._thread.submit(self._fetch, indices)
 
-    def _fetch(self, indices: Tensor) -> _Fetched:
-        buffer = next(self._buffers)
-        if buffer.left is not None:
-            buffer.left.synchronize()
+    def _fetch(self, indices: Tensor) -> Arrival:
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            staged = (
-                buffer.gather(0, self._inputs, indices),
-                buffer.gather(1, self._labels, indices),
+            tensors = tuple(
+                self._gathered(source, rows).to(self._device, non_blocking=True)
+                for source, rows in (
+                    (self._inputs, indices),
+                    (self._labels, indices),
+                    (indices, torch.arange(len(indices))),
+                )
             )
-            sent = tuple(
-                torch.empty_like(tensor, device=self._device).copy_(tensor, non_blocking=True)
-                for tensor in (*staged, buffer.gather(2, indices, torch.arange(len(indices))))
-            )
-            if self._stream:
-                buffer.left = self._stream.record_event()
-        return _Fetched(indices, sent, buffer.left)
+            return tensors, self._stream.record_event() if self._stream else None
+
+    def _gathered(self, source: Tensor, rows: Tensor) -> Tensor:
+        """Return the given rows of a tensor on the CPU, for a GPU in pinned memory.
+
+        Torch keeps pinned memory for later steps, but not before it has been copied.
+        """
+        staged = torch.empty(
+            len(rows), *source.shape[1:], dtype=source.dtype, pin_memory=self._stream is not None
+        )
+        return torch.index_select(source, 0, rows, out=staged)
 
 
-@dataclass(frozen=True)
-class _Fetched:
-    """The inputs, labels and indices of one step's examples, copied to the device that computes."""
-
-    indices: Tensor  # the numbers of the examples, on the CPU
-    tensors: tuple[Tensor, ...]  # inputs, labels and numbers, on the device
-    event: torch.cuda.Event | None  # occurs when they have arrived
-
-
-class _Buffer:
-    """The memory of the CPU in which examples are gathered before they are copied to the GPU.
-
-    It grows to the size of the largest step.
+def _position(indices: Tensor, step: Tensor) -> int | None:
+    """Return the position in a step's indices from which on `indices` stand there; None if they do
+    not.
     """
-
-    def __init__(self, pinned: bool) -> None:
-        self._pinned = pinned
-        self._tensors: dict[int, Tensor] = {}
-        self.left: torch.cuda.Event | None = None  # occurs when the last content has been copied
-
-    def gather(self, number: int, source: Tensor, indices: Tensor) -> Tensor:
-        if number not in self._tensors or len(self._tensors[number]) < len(indices):
-            room = torch.empty(
-                len(indices), *source.shape[1:], dtype=source.dtype, pin_memory=self._pinned
-            )
-            self._tensors[number] = room
-        return torch.index_select(source, 0, indices, out=self._tensors[number][: len(indices)])
+    for start in torch.isin(step, indices[:1]).nonzero().flatten().tolist():
+        if torch.equal(step[start : start + len(indices)], indices):
+            return int(start)
+    return None
