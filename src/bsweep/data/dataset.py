@@ -129,38 +129,35 @@ def placed(
         is_cropped: True if the training examples are images that steps crop or mirror; they get a
             border where they are moved to a GPU.
     """
-    moved: dict[str, Any] = {
-        name: v.to(device) for name in ("mean", "std") if (v := getattr(dataset, name)) is not None
-    }
-    room = (
-        free_bytes(device) * _MOST_OF_FREE
-        if wanted == "auto"
-        else math.inf
-        if wanted == "cuda"
-        else 0
-    )
+    if device.type == "cpu":
+        return replace(dataset, device=device)
+    room = {"auto": free_bytes(device) * _MOST_OF_FREE, "cpu": 0, "cuda": math.inf}[wanted]
+    moved: dict[str, Any] = {"device": device}
+    for name in ("mean", "std"):
+        if (statistic := getattr(dataset, name)) is not None:
+            moved[name] = statistic.to(device)
     for split in ("train", "test", "validation"):
-        names = (f"{split}_inputs", f"{split}_labels")
-        tensors: list[tuple[str, Tensor]] = [
-            (name, tensor) for name in names if (tensor := getattr(dataset, name)) is not None
-        ]
-        size = sum(tensor.nbytes for _, tensor in tensors)
-        gets_border = is_cropped and split == "train" and device.type != "cpu"
-        if gets_border:
-            images = dataset.train_inputs
-            size += math.prod(augment.bordered_shape(images)) * images.itemsize - images.nbytes
-        if size <= room or device.type == "cpu":
-            if gets_border:
-                moved["bordered"] = augment.bordered(dataset.train_inputs, device)
-                moved["train_inputs"] = moved["bordered"][..., :-1, :-1]
-            moved |= {name: tensor.to(device) for name, tensor in tensors if name not in moved}
-            room -= size
-    return replace(dataset, device=device, **moved)
+        inputs, labels = getattr(dataset, f"{split}_inputs"), getattr(dataset, f"{split}_labels")
+        if inputs is None:
+            continue
+        has_border = is_cropped and split == "train"
+        shape = augment.bordered_shape(inputs) if has_border else inputs.shape
+        num_bytes = math.prod(shape) * inputs.itemsize + labels.nbytes
+        if num_bytes > room:
+            continue
+        room -= num_bytes
+        if has_border:
+            moved["bordered"] = augment.bordered(inputs, device)
+            moved["train_inputs"] = moved["bordered"][..., :-1, :-1]
+        else:
+            moved[f"{split}_inputs"] = inputs.to(device)
+        moved[f"{split}_labels"] = labels.to(device)
+    return replace(dataset, **moved)
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the free memory of a GPU in bytes; infinity for the CPU, where data can stay."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else math.inf
+    """Return the free memory of a GPU in bytes."""
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def from_images(
