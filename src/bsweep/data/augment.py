@@ -52,11 +52,11 @@ def bordered(images: Tensor, device: torch.device) -> Tensor:
     """Return images uint8 (N, C, H, W) copied to a device, with one more row below and one more
     column to the right, which are black: (N, C, H + 1, W + 1).
     """
-    found = torch.zeros(bordered_shape(images), dtype=images.dtype, device=device)
-    parts = found[..., :-1, :-1].split(_CHUNK)
-    for to, part in zip(parts, images.split(_CHUNK), strict=True):
-        to.copy_(part)
-    return found
+    copies = torch.zeros(bordered_shape(images), dtype=images.dtype, device=device)
+    chunks = copies[..., :-1, :-1].split(_CHUNK)
+    for chunk, originals in zip(chunks, images.split(_CHUNK), strict=True):
+        chunk.copy_(originals)
+    return copies
 
 
 def bordered_shape(images: Tensor) -> tuple[int, int, int, int]:
@@ -88,8 +88,8 @@ def crop_and_flip(
     sides = _sides(height, width, padding, images.device)[draws[indices]]
     rows, columns = sides[:, 0, :height, None], sides[:, 1, None, :width]
     if are_all:  # one kernel of a GPU; on a CPU it would take twice as long as what follows
-        of_channels = _numbers(channels, images.device).view(-1, 1, 1)
-        return images[indices.view(-1, 1, 1, 1), of_channels, rows[:, None], columns[:, None]]
+        planes = _numbers(channels, images.device).view(-1, 1, 1)
+        return images[indices.view(-1, 1, 1, 1), planes, rows[:, None], columns[:, None]]
     pixels = torch.add(columns, rows, alpha=width + 1).view(-1, 1, height * width)
     padded = F.pad(images, (0, 1, 0, 1)).flatten(2)
     return padded.gather(2, pixels.expand(-1, channels, -1)).view(-1, channels, height, width)

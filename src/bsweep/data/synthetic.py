@@ -51,8 +51,8 @@ def load(config: SyntheticConfig) -> Dataset:
         images = torch.randint(
             0, _NOISE, (count, *config.shape), dtype=torch.uint8, generator=generator
         )
-        for chunk, of in zip(torch.split(images, 256), torch.split(labels, 256), strict=True):
-            chunk += prototypes[of]
+        for chunk, classes in zip(torch.split(images, 256), torch.split(labels, 256), strict=True):
+            chunk += prototypes[classes]
         return images, labels
 
     train, test = examples(config.num_train), examples(config.num_test)

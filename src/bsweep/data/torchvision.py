@@ -87,7 +87,7 @@ def _from_torchvision(config: Cifar10Config | TorchvisionConfig) -> Dataset:
     root = Path(config.root).expanduser()
     try:
         with _patience():
-            train, test = (kind(root, download=config.download, **part) for part in splits(dataset))
+            train, test = (kind(root, download=config.download, **keys) for keys in splits(dataset))
     except _DOWNLOAD_ERRORS as error:
         why_not_downloaded = (
             "it could not be downloaded" if config.download else "data.download=false"
@@ -108,11 +108,11 @@ def _from_torchvision(config: Cifar10Config | TorchvisionConfig) -> Dataset:
         raise ValueError(f"data.dataset={dataset}: {problem}{remedy}") from None
 
 
-def _tensors(part: Any) -> tuple[Tensor, Tensor]:
+def _tensors(split: Any) -> tuple[Tensor, Tensor]:
     import torch
 
-    images = torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous()
-    return images, torch.tensor(part.targets)
+    images = torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous()
+    return images, torch.tensor(split.targets)
 
 
 @contextmanager
