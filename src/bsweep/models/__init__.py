@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from bsweep.config.capabilities import Capabilities
 from bsweep.config.card import resolve
 from bsweep.config.groups import ModelConfig
 from bsweep.config.models import LibraryConfig
@@ -120,8 +121,9 @@ def blocks(card: ModelConfig, model: nn.Module) -> list[nn.Module]:
 
     if not card.names_of_blocks:
         return list(_small_enough(model, _num_parameters(model) / 4))
-    found = {pattern: modules_named(model, pattern) for pattern in card.names_of_blocks}
-    for pattern, modules in found.items():
+    chosen: set[int] = set()
+    for pattern in card.names_of_blocks:
+        modules = modules_named(model, pattern)
         if not modules:
             outermost = ", ".join(name for name, _ in model.named_children())
             raise ConfigError(
@@ -133,7 +135,7 @@ def blocks(card: ModelConfig, model: nn.Module) -> list[nn.Module]:
                 f"model.blocks has {pattern}, which is a list of modules and computes nothing "
                 f"itself: use {pattern}.* for its modules."
             )
-    chosen = {id(module) for modules in found.values() for module in modules}
+        chosen |= {id(module) for module in modules}
     return [module for module in model.modules() if id(module) in chosen]
 
 
@@ -182,22 +184,22 @@ def pieces(card: ModelConfig, model: nn.Module) -> list[tuple[str, nn.Sequential
     """
     import torch
 
-    asked = f"model.target={card.target}" if isinstance(card, Own) else f"model={card.name}"
+    words = _named(card)
     if card.pieces:
-        found = resolve(card.pieces)(model)
-    elif callable(own_pieces := getattr(model, "pieces", None)):
-        found = own_pieces()
+        named = resolve(card.pieces)(model)
+    elif callable(method := getattr(model, "pieces", None)):
+        named = method()
     elif type(model).forward is torch.nn.Sequential.forward:
-        found = model.named_children()
+        named = model.named_children()
     else:
         raise ConfigError(
-            f"{asked} cannot be cut into stages, because nothing says which of its modules are "
+            f"{words} cannot be cut into stages, because nothing says which of its modules are "
             "applied one after another. Use model=resnet18, vgg16, tiny_cnn, llama_tiny or "
             "llama_150m, make your own model an nn.Sequential without a forward of its own, or "
             "give it a method pieces() that returns a list of (name, module)."
         )
     merged: list[tuple[str, nn.Sequential]] = []
-    for name, piece in found:
+    for name, piece in named:
         if merged and not (_is_trained(piece) and _is_trained(merged[-1][1])):
             merged[-1][1].append(piece)
         else:
@@ -206,7 +208,7 @@ def pieces(card: ModelConfig, model: nn.Module) -> list[tuple[str, nn.Sequential
     for name, tensor in model.named_parameters():
         if tensor.requires_grad and homes[id(tensor)] != 1:
             raise ConfigError(
-                f"{asked} cannot be cut into stages: the parameter {name} is in "
+                f"{words} cannot be cut into stages: the parameter {name} is in "
                 f"{homes[id(tensor)]} of its pieces, which must share nothing and leave nothing "
                 "out. Make one piece of the modules that use it."
             )
@@ -232,16 +234,17 @@ def refuse_other_outputs(
 
     model.eval()
     with torch.no_grad(), autocast():
-        expected, found = model(inputs), inputs
+        expected, outputs = model(inputs), inputs
         for name, piece in parts:
-            found = piece(found)
-            if not isinstance(found, torch.Tensor):
+            outputs = piece(outputs)
+            if not isinstance(outputs, torch.Tensor):
                 raise ConfigError(
-                    f"piece {name} of the model returned a {type(found).__name__}: pieces of a "
+                    f"piece {name} of the model returned a {type(outputs).__name__}: pieces of a "
                     "model that is cut into stages pass one tensor to the next."
                 )
     model.train()
-    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-2, atol=1e-3):
+    is_same_shape = outputs.shape == expected.shape
+    if not (is_same_shape and torch.allclose(outputs, expected, rtol=1e-2, atol=1e-3)):
         raise ConfigError(
             "the pieces of the model, applied one after another, do not compute what the model "
             "computes. Correct its method pieces(), or make it an nn.Sequential."
@@ -262,26 +265,25 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
         ValueError: If the model cannot be built, does not fit the data, or needs larger batches.
     """
     config.model.check_num_classes(num_classes)
-    if config.strategy.can.splits_layers:
+    outline = functools.partial(outlined, config.model, num_classes, shape)
+    can = config.strategy.can
+    if can.splits_layers:
         from bsweep.models import plans  # imports torch
 
-        model = outlined(config.model, num_classes, shape)
-        plans.check(config.model, model, config.strategy.num_parts(config.num_workers))
-    if config.strategy.can.gathers_blocks and config.strategy.num_parts(config.num_workers) > 1:
-        _refuse_shared(config, outlined(config.model, num_classes, shape))
-    if config.strategy.can.cuts_model:
-        found = pieces(config.model, outlined(config.model, num_classes, shape))
-        names = [name for name, _ in found]
+        plans.check(config.model, outline(), config.strategy.num_parts(config.num_workers))
+    if can.gathers_blocks and config.strategy.num_parts(config.num_workers) > 1:
+        _refuse_shared(config, outline())
+    if can.cuts_model:
+        names = [name for name, _ in pieces(config.model, outline())]
         if problems := list(config.strategy.problems_of_pieces(names, config.num_workers)):
             raise ConfigError(*problems)
     if config.model.has_batchnorm is not None:
         return
 
-    model = outlined(config.model, num_classes, shape)
     if config.model.names_of_blocks:
-        blocks(config.model, model)
+        blocks(config.model, outline())
     _start_from_weights(config.model, num_classes, shape, None)
-    if any(isinstance(module, private("batchnorm")) for module in model.modules()):
+    if any(isinstance(module, private("batchnorm")) for module in outline().modules()):
         problems = list(config.model.lone_examples(config))
         if problems:
             raise ConfigError(*problems)
@@ -297,7 +299,8 @@ def _refuse_shared(config: RunConfig, model: nn.Module) -> None:
     for name, tensor in model.named_parameters(remove_duplicate=False):
         path = name.split(".")
         above = (".".join(path[:number]) for number in range(len(path) - 1, 0, -1))
-        homes.setdefault(id(tensor), set()).add(next((own for own in above if own in names), ""))
+        home = next((block for block in above if block in names), "")
+        homes.setdefault(id(tensor), set()).add(home)
         if len(homes[id(tensor)]) > 1:
             raise ConfigError(
                 f"strategy={config.strategy.name}: modules of two blocks of the model share the "
@@ -351,8 +354,8 @@ def _without_values(model: nn.Module) -> nn.Module:
     model.to("meta")
     for name, other in shared:
         if name != other:
-            module, _, own_name = name.rpartition(".")
-            setattr(model.get_submodule(module), own_name, model.get_parameter(other))
+            module, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(module), attribute, model.get_parameter(other))
     return model
 
 
@@ -382,9 +385,7 @@ def try_model(config: RunConfig, info: DataInfo) -> None:
         whole = max(config.local_batches)
         problems = []
         for number in dict.fromkeys((min(_MOST_TRIED, whole), whole)):
-            can = config.strategy.can
-            how = (can.cuts_model, can.splits_layers, can.needs_each_gradient)
-            problem = _problem_with(config.model, info, number, runs_here, *how)
+            problem = _problem_with(config.model, info, number, runs_here, config.strategy.can)
             if problem is None:
                 return
             problems.append(problem)
@@ -394,24 +395,17 @@ def try_model(config: RunConfig, info: DataInfo) -> None:
 
 @functools.cache  # a sweep asks for every point
 def _problem_with(
-    card: ModelConfig,
-    info: DataInfo,
-    number: int,
-    refuses_errors: bool,
-    is_cut: bool,
-    is_divided: bool,
-    needs_each_gradient: bool,
+    card: ModelConfig, info: DataInfo, number: int, refuses_errors: bool, can: Capabilities
 ) -> str | None:
-    """Return why a model cannot learn from `number` examples of a data set or be evaluated on them,
-    be cut into stages if it `is_cut`, be divided by its plan if it `is_divided`, or be trained if
-    it `needs_each_gradient`; None if a trial finds no reason, or if the trial fails where workers
-    may have other hardware.
+    """Return why a model cannot learn from `number` examples of a data set, be evaluated on them,
+    or be cut, divided or trained as the strategy does, whose capabilities are `can`; None if a
+    trial finds no reason, or if the trial fails where workers may have other hardware.
     """
     import torch
 
     from bsweep.numerics import objective
 
-    asked = f"model.target={card.target}" if isinstance(card, Own) else f"model={card.name}"
+    words = _named(card)
     examples = f"{counted(number, 'example')} of shape {list(info.shape)}"
     labels = f"labels of shape {list(info.label_shape)}" if info.label_shape else "classes"
     device = torch.device("cpu" if card.learns_from is None else "meta")
@@ -420,9 +414,9 @@ def _problem_with(
         try:
             model = build(card, num_classes=info.num_classes, shape=info.shape)
             outputs = model(inputs)
-            if is_cut and device.type == "cpu":
+            if can.cuts_model and device.type == "cpu":
                 refuse_other_outputs(pieces(card, model), model, inputs)
-            if is_divided and device.type == "cpu":
+            if can.splits_layers and device.type == "cpu":
                 from bsweep.models import plans
 
                 plans.refuse_between(card, model, inputs)
@@ -431,28 +425,32 @@ def _problem_with(
             return str(error)
         except Exception as error:
             return (
-                f"{asked} cannot take {examples}: {_in_a_line(error)}. Choose a model for such "
-                "examples, or correct the model."
+                f"{words} cannot take {examples}: {_in_a_line(error)}. Choose a model for "
+                "such examples, or correct the model."
                 if refuses_errors
                 else None
             )
         try:
-            of_model = objective.of(model, targets)
-            of_model.check(outputs, targets, info.num_classes)
-            if problem := _problem_in_evaluation(of_model, outputs, evaluated, targets, info):
-                return f"{asked}, tried in evaluation mode on {examples}: {problem}"
-            unused = []
-            if needs_each_gradient:
-                unused = _without_gradient(model, of_model.loss(outputs, targets))
-            if unused:
-                return (
-                    f"{asked}: no gradient reaches {first_of(unused)}, and this strategy needs one "
-                    "for each trained parameter. Remove what the model does not use, freeze it by "
-                    "requires_grad=False, or use strategy=allreduce."
-                )
+            goal = objective.of(model, targets)
+            goal.check(outputs, targets, info.num_classes)
+            if problem := _problem_in_evaluation(goal, outputs, evaluated, targets, info):
+                return f"{words}, tried in evaluation mode on {examples}: {problem}"
+            if can.needs_each_gradient:
+                reached = have_gradient(model, [goal.loss(outputs, targets)])
+                if unused := [name for name, is_reached in reached.items() if not is_reached]:
+                    return (
+                        f"{words}: no gradient reaches {first_of(unused)}, and this strategy needs "
+                        "one for each trained parameter. Remove what the model does not use, "
+                        "freeze it by requires_grad=False, or use strategy=allreduce."
+                    )
         except Exception as error:
-            return f"{asked}, tried on {examples} with {labels}: {error}"
+            return f"{words}, tried on {examples} with {labels}: {error}"
     return None
+
+
+def _named(card: ModelConfig) -> str:
+    """Return the words that choose a model."""
+    return f"model.target={card.target}" if isinstance(card, Own) else f"model={card.name}"
 
 
 def _problem_in_evaluation(
@@ -479,13 +477,13 @@ def _problem_in_evaluation(
     )
 
 
-def _without_gradient(model: nn.Module, loss: Tensor) -> list[str]:
-    """Return the names of the trained parameters that a loss does not depend on."""
+def have_gradient(model: nn.Module, outputs: Sequence[Tensor]) -> dict[str, bool]:
+    """Return for the name of each trained parameter True if any of some outputs depends on it."""
     import torch
 
     trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    gradients = torch.autograd.grad(loss, [*trained.values()], allow_unused=True)
-    return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
+    gradients = torch.autograd.grad(outputs, [*trained.values()], allow_unused=True)
+    return {name: gradient is not None for name, gradient in zip(trained, gradients, strict=True)}
 
 
 def made_up(info: DataInfo, number: int) -> tuple[Tensor, Tensor]:
@@ -505,6 +503,6 @@ def _in_a_line(error: Exception) -> str:
     """Return an error's type and message in one line, with the line of the user's own code if the
     error was raised there.
     """
-    words = " ".join(str(error).split()).rstrip(".")
-    at = place(error)
-    return f"{type(error).__name__}: {words}" + (f" ({at})" if at else "")
+    message = " ".join(str(error).split()).rstrip(".")
+    line = place(error)
+    return f"{type(error).__name__}: {message}" + (f" ({line})" if line else "")

@@ -141,8 +141,8 @@ def _smallest_side(model: nn.Module, shape: tuple[int, ...]) -> int | None:
         return True
 
     sides = range(min(shape[1:]), _LARGE_SIDE + 1)
-    found = bisect.bisect_left(sides, True, key=is_taken)
-    return sides[found] if found < len(sides) else None
+    first = bisect.bisect_left(sides, True, key=is_taken)
+    return sides[first] if first < len(sides) else None
 
 
 _LARGE_SIDE = 512

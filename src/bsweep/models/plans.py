@@ -11,7 +11,6 @@ import functools
 from collections import Counter
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -26,7 +25,7 @@ from torch.nn import functional as F
 from bsweep.config.card import resolve
 from bsweep.config.groups import ModelConfig
 from bsweep.config.values import ConfigError
-from bsweep.models import modules_named
+from bsweep.models import have_gradient, modules_named
 
 Plan = dict[str, ParallelStyle]
 
@@ -147,13 +146,16 @@ def refuse_between(card: ModelConfig, model: nn.Module, inputs: Tensor) -> None:
     """
     between: list[Tensor] = []
 
-    def cut(module: nn.Module, given: tuple[Tensor, ...], outputs: Tensor, by_rows: bool) -> Tensor:
-        if by_rows and given[0].requires_grad:
-            between.append(given[0].sum())
+    def cut(
+        style: ParallelStyle, module: nn.Module, arguments: tuple[Tensor, ...], outputs: Tensor
+    ) -> Tensor:
+        takes_parts = isinstance(style, RowwiseParallel) and style.input_layouts == (Shard(-1),)
+        if takes_parts and arguments[0].requires_grad:
+            between.append(arguments[0].sum())
         return outputs.detach()
 
     hooks = [
-        module.register_forward_hook(functools.partial(cut, by_rows=_takes_parts(style)))
+        module.register_forward_hook(functools.partial(cut, style))
         for pattern, style in of(card, model).items()
         if isinstance(style, ColwiseParallel | RowwiseParallel | ColumnsOfEach)
         for module in modules_named(model, pattern)
@@ -163,20 +165,14 @@ def refuse_between(card: ModelConfig, model: nn.Module, inputs: Tensor) -> None:
         hook.remove()
     if not between:
         return
-    named = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    gradients = torch.autograd.grad(between, [*named.values()], allow_unused=True)
-    found = zip(named, gradients, strict=True)
-    if names := [name for name, gradient in found if gradient is not None]:
+    reached = have_gradient(model, between)
+    if names := [name for name, is_reached in reached.items() if is_reached]:
         raise ConfigError(
             f"strategy=tensor: {', '.join(names)} of the model "
             f"{'lies' if len(names) == 1 else 'lie'} between layers that its plan divides, so that "
             "each worker would compute a share of the gradient. Divide other layers in "
             "tensor_plan, or use strategy=sharded."
         )
-
-
-def _takes_parts(style: ParallelStyle) -> bool:
-    return isinstance(style, RowwiseParallel) and style.input_layouts == (Shard(-1),)
 
 
 def _problems(plan: Plan, model: nn.Module, num_workers: int) -> Iterator[str]:

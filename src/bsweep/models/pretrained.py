@@ -35,64 +35,65 @@ def fitting(
     Raises:
         ConfigError: If the file cannot be read, was changed, or belongs to another model.
     """
-    given = _read(config)
-    wanted, other = (
+    weights = _read(config)
+    model, other_model = (
         models.outlined(config, number, shape).state_dict()
         for number in (num_classes, num_classes + 1)
     )
-    classifier = {name for name in wanted if wanted[name].shape != other[name].shape}
-    needed = wanted.keys() - classifier
-    lost = [name for name in wanted if name in needed - given.keys() and "num_batches" not in name]
-    unlike = [
-        f"{name} is {list(given[name].shape)} instead of {list(wanted[name].shape)}"
-        for name in wanted
-        if name in needed & given.keys() and given[name].shape != wanted[name].shape
+    problems = [
+        f"{name} is {list(weights[name].shape)} instead of {list(tensor.shape)}"
+        if name in weights
+        else f"{name} is missing"
+        for name, tensor in model.items()
+        if tensor.shape == other_model[name].shape  # else it belongs to the classifier
+        and not _fits(weights, name, tensor)
+        and "num_batches" not in name
     ]
-    if lost or unlike:
-        some = "; ".join([*(f"{name} is missing" for name in lost[:_NAMED]), *unlike][:_NAMED])
+    if problems:
         raise ConfigError(
             f"model.weights={config.weights}: these are not weights of model.architecture="
-            f"{config.architecture} for examples of shape {list(shape)} ({some}; "
-            f"{len(lost) + len(unlike)} of {len(wanted)} tensors do not fit). Give the file of "
-            "this architecture, or the options with which the file was made."
+            f"{config.architecture} for examples of shape {list(shape)} "
+            f"({'; '.join(problems[:_NAMED])}; {len(problems)} of {len(model)} tensors do not "
+            "fit). Give the file of this architecture, or the options with which the file was made."
         )
-    return {
-        name: given[name]
-        for name in wanted
-        if name in given and given[name].shape == wanted[name].shape
-    }
+    return {name: weights[name] for name, tensor in model.items() if _fits(weights, name, tensor)}
+
+
+def _fits(weights: Mapping[str, Tensor], name: str, tensor: Tensor) -> bool:
+    return name in weights and weights[name].shape == tensor.shape
 
 
 def _read(config: LibraryConfig) -> Mapping[str, Tensor]:
     """Return the tensors of the card's file by name. No code from the file is run."""
     assert config.weights, config
-    asked, path = f"model.weights={config.weights}", Path(config.weights)
+    path = Path(config.weights)
     try:
         digest = sha256_of(path)
         if path.suffix == ".safetensors":
-            found: Any = load_file(path)
+            state: Any = load_file(path)
         else:
-            with path.open("rb") as file:
-                found = torch.load(file, map_location="cpu", weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises errors of many types for other files
         why = " ".join(str(error).split())[:120]
         raise ConfigError(
-            f"{asked} cannot be read as weights ({type(error).__name__}: {why}): give a state dict "
-            "that torch.save or safetensors wrote."
+            f"model.weights={path} cannot be read as weights ({type(error).__name__}: {why}): give "
+            "a state dict that torch.save or safetensors wrote."
         ) from None
     if digest != config.weights_sha256:
         raise ConfigError(
-            f"{asked} is not the file that was there when the run was configured: put that file "
-            "there again, on all hosts."
+            f"model.weights={path} is not the file that was there when the run was configured: put "
+            "that file there again, on all hosts."
         )
     for key in _INNER:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
     tensors = {
         str(name).removeprefix("module."): value
-        for name, value in (found.items() if isinstance(found, Mapping) else ())
+        for name, value in (state.items() if isinstance(state, Mapping) else ())
         if isinstance(value, Tensor)
     }
     if not tensors:
-        raise ConfigError(f"{asked} holds no tensors with names: give a state dict of the model.")
+        raise ConfigError(
+            f"model.weights={path} holds no tensors with names: give a state dict of the model."
+        )
     return tensors
