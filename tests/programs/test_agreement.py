@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,60 +11,50 @@ from bsweep.programs import agreement
 from bsweep.programs.agreement import Agreement
 
 
-def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Return what functions return that run in threads of their own."""
-    found: dict[int, Any] = {}
-    threads = [
-        threading.Thread(target=lambda n=number, call=call: found.update({n: call()}))
-        for number, call in enumerate(calls)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return [found[number] for number in range(len(calls))]
+def decided(worker: Agreement, wish: str = "") -> str:
+    return worker.decide(wish, worker.next_step, None, at_epoch_end=False)
 
 
-def steps_of(rank: int, meeting: Path, stops_after: int) -> int:
+def stopping_step(rank: int, meeting: Path, stops_after: int) -> int:
     """Return the step at which a worker stops, of which rank 0 wishes it after a step."""
-    agreed = Agreement(rank, 3, meeting)
+    worker = Agreement(rank, 3, meeting)
     for step in range(100_000):
-        if step >= agreed.next_step:
+        if step >= worker.next_step:
             wish = "asked" if rank == 0 and step >= stops_after else ""
-            if agreed.decide(wish, step, None, at_epoch_end=False):
+            if worker.decide(wish, step, None, at_epoch_end=False):
                 return step
     return -1
 
 
 def test_all_ranks_stop_at_the_step_that_rank_0_chooses(tmp_path: Path) -> None:
-    meeting = tmp_path / "meeting"
-    found = at_once(*(lambda rank=rank: steps_of(rank, meeting, 50) for rank in (2, 1, 0)))
-    assert found[0] >= 50
-    assert found == [found[0]] * 3
+    with ThreadPoolExecutor() as threads:
+        first, *others = threads.map(
+            lambda rank: stopping_step(rank, tmp_path / "meeting", 50), (2, 1, 0)
+        )
+    assert first >= 50
+    assert others == [first] * 2
 
 
 def test_a_rank_that_never_comes_keeps_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreement, "_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(agreement, "WAIT_SECONDS", 0.2)
     first = Agreement(0, 3, tmp_path / "meeting")
-    with pytest.warns(UserWarning, match="workers do not use run.steps or run.epochs"):
-        assert first.decide("asked", 0, None, at_epoch_end=False) == ""
+    with pytest.warns(UserWarning, match="2 workers do not use run.steps or run.epochs"):
+        assert decided(first, "asked") == ""
     late = Agreement(1, 3, tmp_path / "meeting")
-    assert late.decide("", 0, None, at_epoch_end=False) == ""
+    assert decided(late) == ""
     assert late.next_step > 1_000_000
 
 
 def test_a_worker_outlives_rank_0(tmp_path: Path) -> None:
-    meeting = tmp_path / "meeting"
-    first, other = Agreement(0, 2, meeting), Agreement(1, 2, meeting)
-    decide = [
-        lambda: first.decide("", 0, None, at_epoch_end=False),
-        lambda: other.decide("", 0, None, at_epoch_end=False),
-    ]
-    assert at_once(*decide) == ["", ""]
-    first._others[0].close()
-    assert other.decide("", other.next_step, None, at_epoch_end=False) == ""
+    other = Agreement(1, 2, tmp_path / "meeting")
+    with ThreadPoolExecutor() as threads:
+        # Rank 0 is gone after its first decision.
+        first = threads.submit(lambda: decided(Agreement(0, 2, tmp_path / "meeting")))
+        assert [decided(other), first.result()] == ["", ""]
+    assert decided(other) == ""
+    assert other.has_given_up
 
 
 def test_a_lone_worker_agrees_with_itself(tmp_path: Path) -> None:

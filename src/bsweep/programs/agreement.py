@@ -7,16 +7,15 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import threading
+import socket
 import time
 import warnings
-from contextlib import suppress
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import TextIO
 
 _DECIDE_SECONDS = 0.5  # between two decisions
-_WAIT_SECONDS = 60.0  # for rank 0
+WAIT_SECONDS = 60.0  # for rank 0, and on rank 0 for the next of the others
 
 
 class Agreement:
@@ -31,8 +30,7 @@ class Agreement:
             meeting: The file by which rank 0 tells the others where it listens.
         """
         self._rank, self._num_others, self._meeting = rank, num_workers - 1, meeting
-        self._others: list[Connection] = []
-        self._first: Connection | None = None
+        self._peers: list[TextIO] = []  # the other ranks or, on these, rank 0
         self.has_given_up = False
         """True if the workers cannot agree, because some do not call `decide`."""
         self._decided_at, self._decided_step, self._last_gap = time.monotonic(), 0, 1
@@ -56,12 +54,9 @@ class Agreement:
         """
         if self._rank == 0:
             gap = self._gap(num_steps, steps_left)
-            if self._num_others:
-                wish = self._tell(wish, gap)
-        elif (heard := self._hear()) is not None:
-            wish, gap = heard
+            wish = self._tell(wish, gap)
         else:
-            wish, gap = "", 2**62 if steps_left is None else max(1, steps_left)
+            wish, gap = self._hear() or ("", 2**62 if steps_left is None else max(1, steps_left))
         if not at_epoch_end:
             self.next_step = num_steps + gap
         return wish
@@ -75,72 +70,78 @@ class Agreement:
         return gap if steps_left is None else max(1, min(gap, steps_left))
 
     def _listen(self) -> None:
-        key = secrets.token_bytes(16)
+        self._key = secrets.token_hex(16)
         host = os.environ.get("BSWEEP_ADDRESS", "127.0.0.1")
-        family = "AF_INET6" if ":" in host else "AF_INET"
-        listener = Listener((host, 0), family, backlog=self._num_others, authkey=key)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = socket.create_server((host, 0), family=family, backlog=self._num_others)
+        self._server.settimeout(WAIT_SECONDS)
         self._meeting.touch(mode=0o600)
-        where = {"address": listener.address[:2], "family": family, "key": key.hex()}
-        self._meeting.write_text(json.dumps(where))
-
-        def accept() -> None:
-            while len(self._others) < self._num_others:
-                with suppress(Exception):  # somebody else's connection is refused
-                    other = listener.accept()
-                    self._others.append(other)
-                    if self.has_given_up:
-                        other.close()
-            listener.close()
-
-        threading.Thread(target=accept, daemon=True).start()
+        self._meeting.write_text(json.dumps([*self._server.getsockname()[:2], self._key]))
 
     def _tell(self, wish: str, gap: int) -> str:
-        ends = time.monotonic() + _WAIT_SECONDS
-        while len(self._others) < self._num_others and not self.has_given_up:
-            time.sleep(0.001)
-            if time.monotonic() > ends:
-                self.has_given_up = True
-                self._meeting.write_text("{}")  # who comes later does not wait
-                for other in self._others:
-                    other.close()
-                warnings.warn(
-                    f"bsweep: {self._num_others - len(self._others)} workers do not use run.steps "
-                    "or run.epochs, so no worker can be told to stop: call them on all ranks.",
-                    stacklevel=2,
-                )
+        """Tell the others the reason to stop, and the steps until the next decision. Return the
+        reason; an empty text if the others cannot be told, who would wait for this worker for ever.
+        """
+        while len(self._peers) < self._num_others and not self.has_given_up:
+            try:
+                connection, _ = self._server.accept()
+            except TimeoutError:
+                self._give_up()
+                break
+            connection.settimeout(WAIT_SECONDS)
+            peer = _stream(connection)
+            with suppress(OSError):  # somebody else's connection
+                if peer.readline().strip() == self._key:
+                    self._peers.append(peer)
         if self.has_given_up:
-            return ""  # a worker that cannot be told to stop would wait for the others for ever
-        for other in self._others:
+            return ""
+        for peer in self._peers:
             with suppress(OSError):
-                other.send((wish, gap))
+                print(json.dumps([wish, gap]), file=peer, flush=True)
         return wish
+
+    def _give_up(self) -> None:
+        self.has_given_up = True
+        self._meeting.write_text("[]")  # who comes later does not wait
+        self._server.close()
+        missing, self._peers = self._num_others - len(self._peers), []
+        warnings.warn(
+            f"bsweep: {missing} workers do not use run.steps or run.epochs, so no worker can be "
+            "told to stop: call them on all ranks.",
+            stacklevel=2,
+        )
 
     def _hear(self) -> tuple[str, int] | None:
         """Return what rank 0 says; None if rank 0 does not use `steps`, or has ended.
 
         Rank 0 may evaluate for long meanwhile.
         """
-        if self.has_given_up:
-            return None
-        self._first = self._first or self._connected()
-        try:
-            if self._first is not None:
-                heard: tuple[str, int] = self._first.recv()
-                return heard
-        except (OSError, EOFError):
-            pass
-        self.has_given_up = True
+        with suppress(OSError, ValueError):
+            if not self._peers and not self.has_given_up:
+                self._peers = self._connected()
+            for peer in self._peers:
+                wish, gap = json.loads(peer.readline())
+                return wish, gap
+        self.has_given_up, self._peers = True, []
         return None
 
-    def _connected(self) -> Connection | None:
-        ends = time.monotonic() + _WAIT_SECONDS
+    def _connected(self) -> list[TextIO]:
+        """Return the connection to rank 0; an empty list if rank 0 has given up."""
+        ends = time.monotonic() + WAIT_SECONDS
         while time.monotonic() < ends:
-            try:
-                where = json.loads(self._meeting.read_text())
-                address = (str(where["address"][0]), int(where["address"][1]))
-                return Client(address, where["family"], authkey=bytes.fromhex(where["key"]))
-            except KeyError:  # rank 0 gave up
-                return None
-            except (OSError, ValueError, EOFError, AuthenticationError):
-                time.sleep(0.01)
-        return None
+            with suppress(OSError, ValueError):  # rank 0 has not begun to listen
+                meeting = json.loads(self._meeting.read_text())
+                if not meeting:
+                    break
+                host, port, key = meeting
+                peer = _stream(socket.create_connection((host, port)))
+                print(key, file=peer, flush=True)
+                return [peer]
+            time.sleep(0.01)
+        return []
+
+
+def _stream(connection: socket.socket) -> TextIO:
+    """Return a connection as a stream of lines, which closes it."""
+    with closing(connection):
+        return connection.makefile("rw")
