@@ -7,8 +7,9 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class Row:
 
     values: Mapping[str, Any]
     place: str
-    time: float
+    time: float = 0.0
 
 
 Parse = Callable[[bytes, str, int], list[Row]]
@@ -44,7 +45,7 @@ class TextFiles:
 
     def __init__(self, pattern: Path, parse: Parse) -> None:
         self._pattern, self._parse = pattern, parse
-        self._files = {path: _TextFile(path, is_old=True) for path in self._paths()}
+        self._files = {path: _TextFile(path, parse, is_old=True) for path in self._paths()}
         self.begun_at: float | None = None
         """When the program began to write, before its first row; None if that cannot be seen."""
 
@@ -57,14 +58,14 @@ class TextFiles:
         Raises:
             ValueError: If a row is damaged.
         """
-        found: list[Row] = []
+        rows: list[Row] = []
         for path in self._paths():
-            file = self._files.setdefault(path, _TextFile(path, is_old=False))
-            changed_at, rows = file.new_rows(self._parse, is_last=is_last)
-            if changed_at and not rows and self.begun_at is None:
+            file = self._files.setdefault(path, _TextFile(path, self._parse, is_old=False))
+            changed_at, new_rows = file.new_rows(is_last=is_last)
+            if changed_at and not new_rows and self.begun_at is None:
                 self.begun_at = changed_at  # for example a header without rows
-            found += rows
-        return found
+            rows += new_rows
+        return rows
 
     def _paths(self) -> list[Path]:
         pattern = self._pattern
@@ -76,51 +77,44 @@ class TextFiles:
 class _TextFile:
     """A text file to which a program appends rows, or which it writes again with more rows."""
 
-    def __init__(self, path: Path, *, is_old: bool) -> None:
-        self._path = path
-        self._old = path.read_bytes() if is_old else b""
-        self._seen = _identity(path) if is_old else None
-        self._parsed = b""  # the beginning of the file, up to the end of a row
-        self._num_rows = 0  # in that beginning
+    def __init__(self, path: Path, parse: Parse, *, is_old: bool) -> None:
+        self._path, self._parse = path, parse
+        self._seen = self._old = _state(path) if is_old else None
+        self._known = path.read_bytes() if is_old else b""  # what was parsed, or is old
+        self._num_rows = 0  # that were in it
+        if is_old:
+            with suppress(ValueError):  # it need not have rows if the program writes it again
+                self._num_rows = len(parse(self._known, str(path), 0))
 
-    def new_rows(self, parse: Parse, *, is_last: bool) -> tuple[float | None, list[Row]]:
+    def new_rows(self, *, is_last: bool) -> tuple[float | None, list[Row]]:
         """Return when the file changed, None if it did not, and the rows that are new in it."""
         try:
-            at, seen = self._path.stat().st_mtime, _identity(self._path)
-            if seen == self._seen and not is_last:
+            at, state = self._path.stat().st_mtime, _state(self._path)
+            if state == self._seen and not is_last:
                 return None, []
             content = self._path.read_bytes()
         except FileNotFoundError:
             return None, []
-        is_changed = seen != self._seen
-        if self._old and is_changed and self._is_replaced(seen, content):
-            self._old = b""
-        self._seen = seen
+        changed_at = None if state == self._seen else at
+        if self._old and changed_at:
+            is_longer = len(content) > len(self._known) and content.startswith(self._known)
+            if state[0] != self._old[0] or not is_longer:  # the program wrote it again
+                self._known, self._num_rows = b"", 0
+            self._old = None
+        self._seen = state
         whole = content if is_last else content[: content.rfind(b"\n") + 1]
-        if self._parsed.startswith(whole):  # the program is writing the file again
-            return (at if is_changed else None), []
+        if self._known.startswith(whole):  # the program is writing the file again
+            return changed_at, []
         # While a file grows, its new rows alone are parsed: the training needs the cores.
-        begin = len(self._parsed) if whole.startswith(self._parsed) else 0
-        rows = parse(whole, str(self._path), begin)
-        if not begin:  # the first look, or the program wrote the file again
-            old = parse(self._old, str(self._path), 0) if self._old else []
-            rows = rows[max(self._num_rows, len(old)) :]
-            self._num_rows = max(self._num_rows, len(old))
+        is_grown = whole.startswith(self._known)
+        rows = self._parse(whole, str(self._path), len(self._known) if is_grown else 0)
+        rows = [replace(row, time=at) for row in rows[0 if is_grown else self._num_rows :]]
+        self._known = whole
         self._num_rows += len(rows)
-        self._parsed = whole
-        return at if is_changed else None, [Row(row.values, row.place, at) for row in rows]
-
-    def _is_replaced(self, seen: tuple[int, int, int], content: bytes) -> bool:
-        """Return True if the program wrote the old file again, instead of appending to it."""
-        assert self._seen
-        return (
-            not content.startswith(self._old)
-            or seen[0] != self._seen[0]
-            or len(content) <= len(self._old)
-        )
+        return changed_at, rows
 
 
-def _identity(path: Path) -> tuple[int, int, int]:
+def _state(path: Path) -> tuple[int, int, int]:
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
 
@@ -168,7 +162,7 @@ def csv_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
                 f"header has {len(reader.fieldnames or ())} names."
             )
         given = {name.strip(): value.strip() for name, value in values.items() if value}
-        rows.append(Row({name: value for name, value in given.items() if value}, place, 0.0))
+        rows.append(Row({name: value for name, value in given.items() if value}, place))
     return rows
 
 
@@ -196,7 +190,7 @@ def json_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
         if not isinstance(values, dict):
             raise ValueError(f"{place}: the line is not a JSON object such as {{}}.")
         flat = {name: value for name, value in flatten(values).items() if value is not None}
-        rows.append(Row(flat, place, 0.0))
+        rows.append(Row(flat, place))
     return rows
 
 
@@ -236,6 +230,21 @@ def number_at(row: Row, name: str, key: str) -> float | None:
             f"per cent, name it '{name}%'."
         )
     return number
+
+
+def numbers_at(row: Row, names: Mapping[str, str], keys: Iterable[str]) -> dict[str, float]:
+    """Return the numbers that a row has, by their keys.
+
+    Args:
+        row: The row.
+        names: The name of each key in the row.
+        keys: The keys.
+
+    Raises:
+        ValueError: As in `number_at`.
+    """
+    numbers = {key: number_at(row, names[key], key) for key in keys}
+    return {key: number for key, number in numbers.items() if number is not None}
 
 
 def time_at(row: Row, name: str) -> float | None:

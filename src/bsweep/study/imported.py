@@ -20,7 +20,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError, did_you_mean
 from bsweep.core.words import counted, first_of
-from bsweep.programs.rows import Row, csv_rows, json_rows, number_at, time_at
+from bsweep.programs.rows import Row, csv_rows, json_rows, number_at, numbers_at, time_at
 from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.records import End, Epoch, Event, Start, Status
 from bsweep.runlog.summary import write_summary
@@ -337,17 +337,16 @@ class _Reader:
         Raises:
             ValueError: If a value is impossible.
         """
-        found: dict[str, float] = {}
-        for key in _CURVE:
-            name = self._names[key]
-            at = time_at(row, name) if key == "time" else number_at(row, name, key)
-            if at is None or key == "epoch":
-                continue
+        keys = (key for key in _CURVE if key not in ("epoch", "time"))
+        values = numbers_at(row, self._names, keys)
+        if (at := time_at(row, self._names["time"])) is not None:
+            values["time"] = at
+        for key, value in values.items():
             is_amount = key not in ("train_loss", "test_loss", "time")
-            if (is_amount and at < 0) or (key not in _SCORES and not abs(at) < MOST):
-                raise ValueError(f"{row.place}: {name}={at:g} is impossible ({key}).")
-            found[key] = at
-        return found
+            if (is_amount and value < 0) or (key not in _SCORES and not abs(value) < MOST):
+                name = self._names[key]
+                raise ValueError(f"{row.place}: {name}={value:g} is impossible ({key}).")
+        return values
 
     def _from_one_row(
         self, found: _Found, given: Mapping[str, Any]
