@@ -15,7 +15,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from bsweep.programs.joined import Facts, Run
+from bsweep.programs.joined import Run
+from bsweep.programs.loop import Facts
 
 
 def joined(folder: Path) -> Run:
@@ -35,12 +36,10 @@ def joined(folder: Path) -> Run:
         "most_steps": None,
         "stop_file": str(folder / "stop"),
         "target": None,
-        "stop_at_target": False,
         "scores": [],
-        "reports": str(folder / "reports"),
-        "meeting": str(folder / "meeting"),
+        "num_train": None,
     }
-    return Run(point, Facts(num_train=1))
+    return Run(point, Facts(num_train=2**62), folder)
 
 
 def seconds(batches: Iterable[object]) -> float:

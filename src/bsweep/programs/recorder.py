@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,45 +16,98 @@ from bsweep.config.run import RunConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.core.words import listed
 from bsweep.numerics.noise_scale import DECAY
-from bsweep.programs.joined import NO_BATCH, files_in
+from bsweep.programs.loop import NO_BATCH, files_in
+from bsweep.programs.records import SCORES, epoch_record, start_record
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
 from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.reading import read_records
-from bsweep.runlog.records import End, Epoch, Event, Record, Start, Status, Step
+from bsweep.runlog.records import End, Event, Record, Status, Step
 from bsweep.runlog.shared_clock import file_system_time
 from bsweep.runlog.taken import Taken, read_taken
 
 _MOST_SECONDS_APART = 5.0  # by which other ranks may end an epoch later than rank 0
 _POLL_SECONDS = 0.02
+_BATCHES = "accumulation_steps"
+
+
+@dataclass
+class _Epoch:
+    """The reports of rank 0 on one epoch, summed up.
+
+    `is_pass` is True in a program by steps. `step_seconds` are those of each step, `start_seconds`
+    those in which the loaders started. `examples` are those of the worker, `last_size` those of the
+    last step.
+    """
+
+    number: int
+    is_pass: bool = False
+    begun_at: float = math.nan
+    step_seconds: list[float] = field(default_factory=list)
+    start_seconds: float = 0.0
+    examples: int = 0
+    last_size: int | None = None
+    values: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.step_seconds)
+
+    @property
+    def train_seconds(self) -> float:
+        return sum(self.step_seconds) + self.start_seconds
 
 
 class Recorder:
     """The writer of a run's records from the reports of its rank 0.
 
     Args:
-        config: The point.
+        config: A point with `program=own`.
         paths: Its run folder.
         launched_at: When the point was launched, by the clock of the run's file system.
     """
 
     def __init__(self, config: RunConfig, paths: RunPaths, launched_at: float | None) -> None:
-        self._config, self._paths, self._log = config, paths, RunLog(paths.metrics)
-        self._launched_at, self._ready_at = launched_at, launched_at
+        assert isinstance(config.program, OwnProgramConfig), config.program
+        self._config, self._program, self._paths = config, config.program, paths
+        self._log = RunLog(paths.metrics)
+        self._launched_at = launched_at
+        records, _ = read_records(paths.metrics, with_steps=False)
+        self._epochs = [record for record in records if record["type"] == "epoch"]
+        self._evaluations = [record for record in records if record["type"] == "evaluation"]
+        self._num_examples = round(
+            sum(epoch["images_per_second"] * epoch["train_seconds"] for epoch in self._epochs)
+        )
+        self._epoch = _Epoch(self.num_done)
         self._waiting: list[Record] = []  # until the start is on record
-        self._is_started = False
-        self._facts: dict[str, Any] = {"software": {}}
-        self._reads_lr = "{lr}" in _command(config)
+        self._facts: dict[str, Any] = {"software": {}, "device": "cpu", _BATCHES: 1}
+        self._facts["start_seconds"] = None if launched_at is None else 0.0
+        self._reads_lr = "{lr}" in self._program.command
         self._noise: Mapping[str, Any] = {"num_samples": 0, "gradient_square": 0, "variance": 0}
-        self._before = _Before(paths)
-        self._epoch = _Epoch(self._before.num_epochs, None)
         self._saved = files_in(paths.program)
         self._warned: set[str] = set()
-        self.has_joined = self._is_ready = False
-        self._is_cut = False
+        self._is_started = self._has_joined = self._is_ready = False
         self.stops = ""
         """Why the program was told to stop; an empty text if it was not."""
+
+    @property
+    def num_done(self) -> int:
+        """The number of epochs that are on record."""
+        return len(self._epochs)
+
+    @property
+    def scores(self) -> list[float]:
+        """The losses or accuracies of all evaluations by which the target counts."""
+        metric = self._config.target.metric if self._config.target else ""
+        scores = (evaluation.get(metric) for evaluation in self._evaluations)
+        return [score for score in scores if score is not None]
+
+    @property
+    def reaches_target(self) -> bool:
+        """True if the program is to end because it has reached its target."""
+        target = self._config.target if self._config.stop_at_target else None
+        return target is not None and target.is_confirmed_by(self.scores)
 
     def take(self, report: Mapping[str, Any]) -> None:
         """Record one report.
@@ -73,49 +124,42 @@ class Recorder:
         Raises:
             ProgramError: If the program has not reported what a run needs.
         """
-        if not self.has_joined:
+        if not self._has_joined:
             raise ProgramError(
                 "the program ended without calling bsweep.join(): call it, as docs/programs.md "
                 "shows, or name a file that the program writes by program.metrics"
             )
         epoch = self._epoch
-        if epoch.seconds and self.stops != "asked" and (self.stops or not epoch.is_pass):
-            self._take_end_epoch({})  # its loop was left by `break`, or it is the last pass
+        if epoch.step_seconds and self.stops != "asked" and (self.stops or not epoch.is_pass):
+            self._end_epoch()  # its loop was left by `break`, or it is the last pass
         if self.stops == "asked":
             message = f"stopped on request in epoch {epoch.number}"
             self._end("interrupted", f"{message}; start the same sweep again to resume")
         elif self.num_done < self._config.epochs and not self.stops:
             raise ProgramError(self._too_short())
         else:
-            if not self._before.has_scores and not self._config_times_steps:
+            if not self._evaluations and self._program.most_steps is None:
                 message = (
-                    f"the program reported no evaluation in {self._before.num_steps} steps: call "
+                    f"the program reported no evaluation in {self._sum('num_steps')} steps: call "
                     "run.evaluated(...), or evaluate more often"
                 )
                 self._warn(message, once="")
             self._end("completed", f"reached {self._config.target}" * (self.stops == "target"))
-        self._start()
-        self._log.close()
 
     def close(self) -> None:
-        """Write what waits for the start of the run, and close the records."""
+        """Close the records."""
         self._log.close()
 
-    @property
-    def num_done(self) -> int:
-        """The number of epochs that are on record."""
-        return self._before.num_epochs
-
-    @property
-    def _config_times_steps(self) -> bool:
-        program = self._config.program
-        return isinstance(program, OwnProgramConfig) and program.most_steps is not None
+    def _sum(self, name: str) -> Any:
+        """Return the sum of a value over the epochs that are on record."""
+        return sum(epoch[name] for epoch in self._epochs)
 
     def _end(self, status: Status, message: str) -> None:
-        totals = {"epochs": self.num_done, "num_steps": self._before.num_steps}
+        totals = {"epochs": self.num_done, "num_steps": self._sum("num_steps")}
         self._write(
             End(status=status, message=message, **(totals if status == "completed" else {}))
         )
+        self._start()
 
     def _too_short(self) -> str:
         fewer = f", or give epochs={self.num_done}" if self.num_done else ""
@@ -123,7 +167,7 @@ class Recorder:
             done = self.num_done + self._passes(self._examples())
             return (
                 f"the program ended after {done:.1f} of {self._config.epochs} passes over "
-                f"{self._num_train()} examples: let run.steps(...) or run.should_stop end its "
+                f"{self._num_train} examples: let run.steps(...) or run.should_stop end its "
                 "loop, without a number of steps of its own, or write `for epoch in run.epochs()` "
                 f"around it{fewer}"
             )
@@ -133,66 +177,70 @@ class Recorder:
             f"alone{fewer}"
         )
 
-    def _take_joined(self, report: Mapping[str, Any]) -> None:
-        self.has_joined = True
-        self._facts |= report["facts"]
-        self._facts["software"] |= report["software"]
+    def _take_facts(self, report: Mapping[str, Any]) -> None:
+        self._has_joined = True
+        facts = {name: fact for name, fact in report["facts"].items() if fact is not None}
+        self._facts |= {**facts, "software": {**self._facts["software"], **report["software"]}}
+        self._is_ready |= report["is_ready"]
+        if report["is_ready"] and self._launched_at is not None:
+            ready_at = file_system_time(self._paths.folder) - report.get("seconds_ago", 0.0)
+            self._facts["start_seconds"] = max(0.0, ready_at - self._launched_at)
 
     def _take_reads_lr(self, report: Mapping[str, Any]) -> None:
         self._reads_lr = True
-
-    def _take_ready(self, report: Mapping[str, Any]) -> None:
-        self._is_ready = True
-        self._ready_at = file_system_time(self._paths.folder) - report.get("seconds_ago", 0.0)
-        self._facts["software"] |= report["software"]
-        self._facts |= {name: report[name] for name in ("num_train", "device", "threads")}
 
     def _take_warning(self, report: Mapping[str, Any]) -> None:
         self._warn(report["message"], once=report["once"])
 
     def _take_stops(self, report: Mapping[str, Any]) -> None:
-        self.stops, self._is_cut = report["reason"], report["cuts"]
+        self.stops = report["reason"]
 
     def _take_begin_epoch(self, report: Mapping[str, Any]) -> None:
-        is_pass = report.get("is_pass", False)
-        self._epoch = _Epoch(report["epoch"], report["time"], is_pass=is_pass)
+        self._epoch = _Epoch(report["epoch"], report.get("is_pass", False), report["time"])
 
     def _take_steps(self, report: Mapping[str, Any]) -> None:
+        epoch, begun = self._epoch, self._epoch.num_steps
+        for size in report["examples"]:
+            self._refuse_size(size)
+            epoch.examples += size
+            epoch.last_size = size
+        epoch.step_seconds += report["seconds"]
+        epoch.start_seconds += report.get("start_seconds", 0.0)
+        self._write_step(begun)
+
+    def _take_wall(self, report: Mapping[str, Any]) -> None:
+        """Take the time of an epoch from what a program wrote."""
+        self._divide(report["seconds"])
+        self._write_step(0)
+
+    def _refuse_size(self, size: int) -> None:
+        """Raise ProgramError if a step that took so many examples contradicts the point."""
         epoch, local_batch = self._epoch, self._config.examples_per_pass
-        batches = self._facts.get("accumulation_steps", 1)
+        batches = self._facts[_BATCHES]
         wanted = f"run.local_batch // {batches}" if batches > 1 else "run.local_batch"
-        sizes = [*epoch.last_size, *report["examples"]]
-        if wrong := [size for size in sizes if size > local_batch]:
+        if size > local_batch:
             raise ProgramError(
-                f"a step of the program took {wrong[0]} examples of one worker, but the point has "
+                f"a step of the program took {size} examples of one worker, but the point has "
                 f"local_batch={local_batch}: use {wanted} as the batch size of the loader"
             )
-        few = [
-            size
-            for size, later in itertools.pairwise(sizes)
-            if size < local_batch and (later < local_batch or not epoch.is_pass)
-        ]
-        if few:
+        last_size = local_batch if epoch.last_size is None else epoch.last_size
+        if last_size < local_batch and (size < local_batch or not epoch.is_pass):
             raise ProgramError(
-                f"a step in the middle of an epoch took {few[0]} examples of one worker, but the "
-                f"point has local_batch={local_batch}: use {wanted} as the batch size of the "
+                f"a step in the middle of an epoch took {last_size} examples of one worker, but "
+                f"the point has local_batch={local_batch}: use {wanted} as the batch size of the "
                 "loader, or say the examples of a step by run.steps(..., examples=...)"
             )
-        begun = epoch.num_steps
-        epoch.last_size = sizes[-1:]
-        epoch.seconds += report["seconds"]
-        epoch.start_seconds += report.get("start_seconds", 0.0)
-        epoch.examples += sum(report["examples"])
-        every = self._config.log_every_steps
-        if epoch.num_steps // every > begun // every:
-            self._write_step(begun)
 
     def _write_step(self, begun: int) -> None:
-        epoch, recent, examples = self._epoch, self._epoch.seconds[begun:], self._examples()
+        """Sample the steps of the epoch after the first `begun` ones."""
+        epoch, every = self._epoch, self._config.log_every_steps
+        if epoch.num_steps // every == begun // every:
+            return
+        recent, examples = epoch.step_seconds[begun:], self._examples()
         self._write(
             Step(
                 epoch=epoch.number,
-                step=self._before.num_steps + epoch.num_steps,
+                step=self._sum("num_steps") + epoch.num_steps,
                 train_loss=epoch.values.get("train_loss"),
                 learning_rate=self._rate(),
                 images_per_second=(examples * len(recent) / epoch.num_steps / sum(recent))
@@ -210,18 +258,14 @@ class Recorder:
     def _take_evaluated(self, report: Mapping[str, Any]) -> None:
         self._refuse_divergence(report["values"])
         self._epoch.values |= report["values"]
-        self._before.has_scores = True
-        so_far = self._so_far() if self._is_ready else {"num_steps": self._before.num_steps}
-        seconds = self._before.train_seconds + self._epoch.train_seconds
-        self._write(
-            Evaluation(
-                epoch=self._epoch.number,
-                **so_far,
-                train_seconds=seconds if self._is_ready else None,
-                test_loss=report["values"].get("test_loss"),
-                test_accuracy=report["values"].get("test_accuracy"),
-            )
-        )
+        self._evaluations.append(report["values"])
+        so_far = self._so_far()
+        if self._is_ready:
+            so_far["train_seconds"] = self._sum("train_seconds") + self._epoch.train_seconds
+        else:  # the program has timed no step
+            so_far = {"num_steps": self._sum("num_steps")}
+        scores = {name: report["values"].get(name) for name in SCORES}
+        self._write(Evaluation(epoch=self._epoch.number, **so_far, **scores))
 
     def _take_noise(self, report: Mapping[str, Any]) -> None:
         """Record the mean of the gradient noise over the steps since the last such report."""
@@ -246,27 +290,35 @@ class Recorder:
 
     def _so_far(self) -> dict[str, Any]:
         """Return the steps, examples and passes of the run until now."""
-        examples = self._before.num_examples + self._examples()
+        examples = self._num_examples + self._examples()
         return {
-            "num_steps": self._before.num_steps + self._epoch.num_steps,
+            "num_steps": self._sum("num_steps") + self._epoch.num_steps,
             "num_examples": examples,
             "epochs_done": self._passes(examples) or None,
         }
 
     def _take_end_epoch(self, report: Mapping[str, Any]) -> None:
         epoch = self._epoch
-        if self.stops == "asked" and self._is_cut:
+        if self.stops == "asked" or (self.stops and not epoch.step_seconds):
             return  # a resumed run trains this epoch as a whole
-        if not epoch.seconds and self.stops:
-            return
-        if not epoch.seconds and self._is_ready:
+        if not epoch.step_seconds and self._is_ready:
             raise ProgramError(
                 f"epoch {epoch.number} had no step, because run.steps(...) got no batch: {NO_BATCH}"
             )
-        if not epoch.seconds:
-            self._steps_from_wall(report["time"])
+        if not epoch.step_seconds:
+            self._divide(max(0.0, report["time"] - epoch.begun_at))
+            message = (
+                "the program timed no step (run.steps): train_seconds is the time from an epoch's "
+                "beginning to its end, evaluations included"
+            )
+            self._warn(message, once="wall")
+        self._end_epoch()
+        self._keep_checkpoint(report.get("files", {}))
+
+    def _end_epoch(self) -> None:
+        epoch = self._epoch
         examples = self._examples() if epoch.is_pass else self._examples_of_ended_epoch()
-        if self._num_train() is None and not self.stops:
+        if self._num_train is None and not self.stops:
             self._facts["num_train"] = examples
             message = (
                 f"num_train={examples} is what epoch {epoch.number} took, with what a sampler may "
@@ -274,7 +326,7 @@ class Recorder:
                 "bsweep.join(num_train=...)"
             )
             self._warn(message, once="num_train")
-        num_train = self._num_train() or examples
+        num_train = self._num_train or examples
         if abs(examples - num_train) >= self._config.examples_per_step and not self.stops:
             message = (
                 f"epoch {epoch.number} of the program took {examples} examples, which are "
@@ -282,44 +334,29 @@ class Recorder:
                 "counts passes"
             )
             self._warn(message, once="passes")
-        seconds, ordered, values = epoch.train_seconds, sorted(epoch.seconds), epoch.values.get
-        self._write(
-            Epoch(
-                epoch=epoch.number,
-                num_steps=epoch.num_steps,
-                train_seconds=seconds,
-                train_loss=values("train_loss"),
-                train_accuracy=values("train_accuracy"),
-                test_loss=values("test_loss"),
-                test_accuracy=values("test_accuracy"),
-                images_per_second=examples / seconds if seconds else 0.0,
-                step_seconds_p50=statistics.median(ordered),
-                step_seconds_p95=ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
-                learning_rate=self._rate(),
-                global_batch=self._config.examples_per_step,
-                exchange_seconds=values("exchange_seconds"),
-                wait_seconds=values("wait_seconds"),
-                sent_bytes=_whole(values("sent_bytes")),
-                received_bytes=_whole(values("received_bytes")),
-                peak_memory_bytes=_whole(values("peak_memory_bytes")),
-                energy_joules=values("energy_joules"),
-            )
+        record = epoch_record(
+            self._config,
+            epoch.number,
+            train_seconds=epoch.train_seconds,
+            step_seconds=epoch.step_seconds,
+            examples=examples,
+            values=epoch.values,
+            learning_rate=self._rate(),
         )
+        self._write(record)
         self._start()
-        self._before.num_epochs = epoch.number
-        self._before.num_steps += epoch.num_steps
-        self._before.num_examples += examples
-        self._before.train_seconds += seconds
-        self._epoch = _Epoch(epoch.number, None, is_pass=epoch.is_pass)
-        self._keep_checkpoint(report.get("files", {}))
+        self._epochs.append(asdict(record))
+        self._num_examples += examples
+        self._epoch = _Epoch(epoch.number, epoch.is_pass)
 
     def _examples(self) -> int:
         """Return the examples that all ranks have taken in the epoch so far: other ranks as many as
-        rank 0, unless they have begun fewer steps.
+        rank 0, unless they have begun fewer steps of an epoch that is no pass.
         """
-        epoch = self._epoch
-        examples = float(epoch.examples)
-        for rank in range(1, self._config.num_workers):
+        epoch, examples = self._epoch, 0.0
+        if epoch.is_pass:
+            return epoch.examples * self._config.num_workers
+        for rank in range(self._config.num_workers):
             begun = self._taken(rank).num_begun or epoch.num_steps
             examples += epoch.examples * min(1.0, begun / max(1, epoch.num_steps))
         return round(examples)
@@ -347,29 +384,24 @@ class Recorder:
         return sum(taken.num_examples for taken in ranks)
 
     def _taken(self, rank: int) -> Taken:
-        epochs = read_taken(self._paths.taken(rank))
-        return epochs[self._epoch.number - 1] if epochs else Taken()
+        """Return what a rank has taken in the epoch; nothing if it does not say it."""
+        epochs, number = read_taken(self._paths.taken(rank)), self._epoch.number
+        return epochs[number - 1] if 0 < number <= len(epochs) else Taken()
 
     def _passes(self, examples: int) -> float:
         """Return the passes over the training examples; 0 if their number is not known."""
-        num_train = self._num_train()
-        return examples / num_train if num_train else 0.0
+        return examples / self._num_train if self._num_train else 0.0
 
-    def _steps_from_wall(self, now: float) -> None:
-        """Take the time of an epoch whose steps the program did not time from the clock."""
-        num_train, epoch = self._num_train(), self._epoch
+    def _divide(self, seconds: float) -> None:
+        """Divide the seconds of an epoch evenly among its steps."""
+        num_train, epoch = self._num_train, self._epoch
         if num_train is None:
             raise ProgramError(
                 "the program timed no step and did not say num_train: wrap its loader in "
                 "run.steps(...), or call bsweep.join(num_train=50000)"
             )
-        message = (
-            "the program timed no step (run.steps): train_seconds is the time from an epoch's "
-            "beginning to its end, evaluations included"
-        )
-        self._warn(message, once="wall")
         steps = math.ceil(num_train / self._config.examples_per_step)
-        epoch.seconds = [max(0.0, now - (epoch.begun_at or now)) / steps] * steps
+        epoch.step_seconds = [seconds / steps] * steps
         epoch.examples = num_train // self._config.num_workers
 
     def _keep_checkpoint(self, files: Mapping[str, Sequence[int]]) -> None:
@@ -395,8 +427,8 @@ class Recorder:
             {
                 "epoch": self.num_done + 1,
                 "position": 0,
-                "num_steps": self._before.num_steps,
-                "train_seconds": self._before.train_seconds,
+                "num_steps": self._sum("num_steps"),
+                "train_seconds": float(self._sum("train_seconds")),
                 "num_workers": self._config.num_workers,
                 "metrics_bytes": num_bytes,
                 "metrics_crc32": crc32_of_records(self._paths.metrics, num_bytes),
@@ -411,52 +443,32 @@ class Recorder:
             if not math.isfinite(value):
                 message = f"the program reported {name}={value} in epoch {self._epoch.number}"
                 self._end("diverged", message)
-                self._start()
                 raise Diverged(message)
 
+    @property
     def _num_train(self) -> int | None:
-        told = self._facts.get("num_train")
+        told: int | None = self._facts.get("num_train")
         return told if told is not None else getattr(self._config.data, "num_train", None)
 
     def _rate(self) -> float | None:
         return learning_rate(self._config) if self._reads_lr else None
 
     def _start(self) -> None:
-        """Write the record of the start, and the records that waited for it."""
-        if self._is_started:
-            return
-        num_train = self._num_train()
-        if num_train is None:
-            if not self._config_times_steps:
+        """Write the record of the start, if it is not written, and the records that waited for it.
+
+        Raises:
+            ProgramError: If the number of training examples is not known.
+        """
+        if not self._is_started:
+            if self._num_train is None and self._program.most_steps is None:
                 raise ProgramError(
                     "the program did not say how many training examples it has: call "
                     "bsweep.join(num_train=50000), or give data.num_train=50000"
                 )
-            num_train = 0
-        data, facts = self._config.data, self._facts
-        self._is_started = True
-        config = asdict(self._config)
-        self._log.write(
-            Start(
-                run_id=self._config.run_id,
-                config=config,
-                local_batch=self._config.examples_per_pass,
-                global_batch=self._config.examples_per_step,
-                num_train=num_train,
-                num_test=facts.get("num_test") or getattr(data, "num_test", None),
-                classes=(),
-                num_classes=facts.get("num_classes") or getattr(data, "num_classes", None),
-                num_parameters=facts.get("num_parameters"),
-                device=facts.get("device") or "cpu",
-                precision=facts.get("precision") or "unknown",
-                channels_last=None,
-                workers=self._workers(),
-                threads=facts.get("threads"),
-                start_seconds=self._start_seconds,
-                learning_rate=self._rate(),
-                software=facts["software"],
-            )
-        )
+            self._is_started = True
+            facts = {name: fact for name, fact in self._facts.items() if name != _BATCHES}
+            facts |= {"num_train": self._num_train or 0, "workers": self._workers()}
+            self._log.write(start_record(self._config, learning_rate=self._rate(), **facts))
         waiting, self._waiting = self._waiting, []
         for record in waiting:
             self._log.write(record)
@@ -471,18 +483,10 @@ class Recorder:
         except FileNotFoundError:
             return None
 
-    @property
-    def _start_seconds(self) -> float | None:
-        if self._launched_at is None or self._ready_at is None:
-            return None
-        return max(0.0, self._ready_at - self._launched_at)
-
     def _write(self, record: Record) -> None:
-        if self._is_started or self._num_train() is not None:
+        self._waiting.append(record)
+        if self._is_started or self._num_train is not None:
             self._start()
-            self._log.write(record)
-        else:
-            self._waiting.append(record)
 
     def _warn(self, message: str, once: str) -> None:
         if once not in self._warned:
@@ -490,55 +494,6 @@ class Recorder:
             self._write(Event(event="warning", message=message))
 
 
-class _Before:
-    """The totals of a run's finished epochs."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        records, _ = read_records(paths.metrics, with_steps=False)
-        epochs = [record for record in records if record["type"] == "epoch"]
-        self.num_epochs = len(epochs)
-        self.num_steps = sum(epoch["num_steps"] for epoch in epochs)
-        self.train_seconds = float(sum(epoch["train_seconds"] for epoch in epochs))
-        self.num_examples = round(
-            sum(epoch["images_per_second"] * epoch["train_seconds"] for epoch in epochs)
-        )
-        self.has_scores = any(record["type"] == "evaluation" for record in records)
-
-
-@dataclass
-class _Epoch:
-    """The reports of rank 0 on one epoch, summed up.
-
-    `seconds` are those of its steps, `start_seconds` those in which its loaders started, and
-    `examples` those of the worker. `last_size` has the examples of the last step.
-    """
-
-    number: int
-    begun_at: float | None
-    is_pass: bool = False
-    seconds: list[float] = field(default_factory=list)
-    start_seconds: float = 0.0
-    examples: int = 0
-    last_size: list[int] = field(default_factory=list)
-    values: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.seconds)
-
-    @property
-    def train_seconds(self) -> float:
-        return sum(self.seconds) + self.start_seconds
-
-
-def _command(config: RunConfig) -> str:
-    return config.program.command if isinstance(config.program, OwnProgramConfig) else ""
-
-
 def _weight(num_samples: int) -> float:
     """Return the sum of the weights of so many measurements of the gradient noise."""
     return float(1 - DECAY**num_samples) / (1 - DECAY)
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,19 @@ from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.values import did_you_mean
 from bsweep.core.words import first_of
-from bsweep.programs.rows import Row, TextFiles, csv_rows, json_rows, number_at, time_at
+from bsweep.programs.joined import TRAINED
+from bsweep.programs.records import SCORES
+from bsweep.programs.rows import Row, TextFiles, csv_rows, json_rows, number_at, numbers_at, time_at
 
-_TRAINED = ("train_loss", "train_accuracy")
-_SCORES = ("test_loss", "test_accuracy")
-_VALUES = ("train_seconds", *_TRAINED, *_SCORES)
+_VALUES = ("train_seconds", *TRAINED, *SCORES)
+_SINCE_1970 = 1e8  # seconds: a smaller time counts from the start of the program
 Report = dict[str, Any]
 
 
 @dataclass
 class _Epoch:
     label: float  # the number that the program gave it
-    time: float  # of its last record
+    time: float = -math.inf  # of its last record
     values: dict[str, float] = field(default_factory=dict)
 
 
@@ -44,7 +44,7 @@ class Written:
     def __init__(self, config: RunConfig, num_done: int) -> None:
         program = config.program
         assert isinstance(program, OwnProgramConfig), program
-        self._config, self._first_done = config, num_done
+        self._config, self._num_earlier, self._num_done = config, num_done, num_done
         fields = asdict(program.fields)
         self._named = {key: name for key, name in fields.items() if name is not None}
         self._names = {key: name or key for key, name in fields.items()}
@@ -53,9 +53,7 @@ class Written:
         parse = csv_rows if kind == "csv" else json_rows
         self._files = TextFiles(program.path / Path(place).expanduser(), parse)
         self._started_at = self._read_at = self._ended_at = time.time()
-        self._epoch: _Epoch | None = None  # to which rows may be added
-        self._last_label: float | None = None  # of the latest epoch
-        self._num_done = num_done
+        self._epochs: list[_Epoch] = []  # to which rows may be added
         self._num_rows = 0
         self._seen: dict[str, None] = {}  # the names of all values
 
@@ -63,29 +61,41 @@ class Written:
         """Return the reports about what the program wrote since the last call.
 
         Args:
-            is_last: True if the program has ended.
+            is_last: True if the program has ended without an error.
 
         Raises:
             ValueError: If what it wrote is not what a run needs.
         """
         rows = self._files.new_rows(is_last=is_last)
         self._seen |= dict.fromkeys(name.removesuffix("%") for row in rows for name in row.values)
-        wanted = {self._names[key].removesuffix("%") for key in _VALUES}
-        rows = [row for row in rows if wanted & {name.removesuffix("%") for name in row.values}]
-        reports = self._begin() if rows and not self._num_rows else []
-        labels = [self._label(row, number) for number, row in enumerate(rows, self._num_rows + 1)]
-        self._num_rows += len(rows)
-        for row, label, at in zip(rows, labels, self._times(labels, rows), strict=True):
-            if self._epoch is None or label != self._epoch.label:
-                reports += self._end_epoch()
-                self._begin_epoch(label, row.place)
-            self._add(row, at)
-        if is_last:
-            reports += self._end_epoch()
-        if len({*labels}) > 1 and not self._has("train_seconds") and not self._has("time"):
+        reports: list[Report] = []
+        arrived: list[_Epoch] = []  # without a time of their own
+        read_at = self._read_at
+        for row in rows:
+            values = numbers_at(row, self._names, _VALUES)
+            if not values:
+                continue
+            if not self._num_rows:
+                reports += self._begin()
+                read_at = self._read_at
+            epoch = self._epoch_of(row)
+            epoch.values |= values
+            at = time_at(row, self._names["time"])
+            if at is not None:
+                epoch.time = max(epoch.time, at + (self._started_at if at < _SINCE_1970 else 0))
+            elif epoch not in arrived:
+                arrived.append(epoch)
+            self._read_at = max(self._read_at, row.time)
+        for number, epoch in enumerate(arrived, 1):
+            share = number / len(arrived)
+            epoch.time = max(epoch.time, read_at + share * (self._read_at - read_at))
+        if len(arrived) > 1 and not self._has("train_seconds"):
             text = f"several epochs arrived at once in {self._place}, and share the time evenly"
             remedy = "flush each row, or name a time by program.fields.time"
             reports.append(_warning(f"{text}: {remedy}", "once"))
+        num_ended = len(self._epochs) if is_last else len(self._epochs) - 1
+        for _ in range(num_ended):
+            reports += self._reports_of(self._epochs.pop(0))
         return reports
 
     def end(self) -> list[Report]:
@@ -94,7 +104,7 @@ class Written:
         Raises:
             ValueError: If the program wrote too little.
         """
-        found = self.reports(is_last=True)
+        reports = self.reports(is_last=True)
         if not self._num_rows:
             has = f", only {first_of(sorted(self._seen), 8)}" if self._seen else ""
             raise ValueError(
@@ -102,17 +112,17 @@ class Written:
                 f"{', '.join(self._names[key] for key in _VALUES)}{has}: give the place and the "
                 "names by program.metrics and program.fields, or call bsweep.join() in the program"
             )
-        found += [_warning(self._lost(key), key) for key in self._named if not self._has(key)]
-        if not any(self._has(key) for key in _SCORES):
+        reports += [_warning(self._lost(key), key) for key in self._named if not self._has(key)]
+        if not any(self._has(key) for key in SCORES):
             said = "has no score of a test set: name it by program.fields.test_accuracy"
-            found.append(_warning(f"{self._place} {said}", ""))
+            reports.append(_warning(f"{self._place} {said}", ""))
         if self._num_done < self._config.epochs:
             raise ValueError(
                 f"the program wrote {self._num_done} of {self._config.epochs} epochs to "
                 f"{self._place}: pass {{epochs}} on in program.command, or give epochs="
                 f"{max(1, self._num_done)}"
             )
-        return found
+        return reports
 
     def _has(self, key: str) -> bool:
         return self._names[key].removesuffix("%") in self._seen
@@ -125,6 +135,7 @@ class Written:
         )
 
     def _begin(self) -> list[Report]:
+        """Return the reports before that on the first epoch, and note when it began."""
         since = "the start of the program"
         if self._files.begun_at is not None:
             since = "the moment at which the program began to write"
@@ -135,46 +146,29 @@ class Written:
             else f"train_seconds are wall times between the records of {self._place}, evaluations "
             f"included; that of the first epoch counts from {since}"
         )
+        facts: Report = {"kind": "facts", "facts": {"device": "unknown"}, "software": {}}
         ago = time.time() - self._ended_at
-        about: Report = {"num_train": None, "device": "unknown", "threads": None, "software": {}}
-        return [{"kind": "ready", "seconds_ago": ago, **about}, _warning(text, "wall")]
+        return [{**facts, "is_ready": True, "seconds_ago": ago}, _warning(text, "wall")]
 
-    def _label(self, row: Row, number: int) -> float:
-        """Return the number that the program gives to the epoch of a row."""
-        if "epoch" not in self._named and not self._has("epoch"):
-            return number
-        label = number_at(row, self._names["epoch"], "epoch")
-        if label is None:
-            raise ValueError(
-                f"{row.place}: the row has no {self._names['epoch']}: name the field with the "
-                "epoch by program.fields.epoch"
-            )
-        return label
-
-    def _times(self, labels: Sequence[float], rows: Sequence[Row]) -> list[float]:
-        """Return the time of each row: its own or, if it has none, that at which it arrived. Epochs
-        that arrive at once share the time since the last ones.
-        """
-        epochs, read_at = list(dict.fromkeys(labels)), self._read_at
-        times = []
-        for label, row in zip(labels, rows, strict=True):
-            at = time_at(row, self._names["time"])
-            if at is None:
-                share = (epochs.index(label) + 1) / len(epochs)
-                at = read_at + share * (row.time - read_at)
-            elif at < 1e8:
-                at += self._started_at  # it counts from the start
-            times.append(at)
-            self._read_at = max(self._read_at, row.time)
-        return times
-
-    def _begin_epoch(self, label: float, place: str) -> None:
-        """Begin the epoch of a row.
+    def _epoch_of(self, row: Row) -> _Epoch:
+        """Return the epoch of a row, which may be a new one.
 
         Raises:
-            ValueError: If it does not follow the one before.
+            ValueError: If the row has no epoch, or a new one does not follow the one before.
         """
-        first, before = self._first_done, self._last_label
+        self._num_rows += 1
+        name, label, first = self._names["epoch"], float(self._num_rows), self._num_earlier
+        if "epoch" in self._named or self._has("epoch"):
+            number = number_at(row, name, "epoch")
+            if number is None:
+                raise ValueError(
+                    f"{row.place}: the row has no {name}: name the field with the epoch by "
+                    "program.fields.epoch"
+                )
+            label = number
+        before = self._epochs[-1].label if self._epochs else None
+        if label == before:
+            return self._epochs[-1]
         if label not in ((first, first + 1) if before is None else (before + 1,)):
             after = f"follows epoch {before:g}" if before is not None else "is the first one"
             resumed = (
@@ -184,25 +178,15 @@ class Written:
                 else ""
             )
             raise ValueError(
-                f"{place}: epoch {label:g} {after}: each epoch needs a record, and they count from "
-                f"0 or 1. Name the field with the epoch by program.fields.epoch.{resumed}"
+                f"{row.place}: epoch {label:g} {after}: each epoch needs a record, and they count "
+                f"from 0 or 1. Name the field with the epoch by program.fields.epoch.{resumed}"
             )
-        self._epoch, self._last_label = _Epoch(label, self._ended_at), label
+        self._epochs.append(_Epoch(label))
+        return self._epochs[-1]
 
-    def _add(self, row: Row, at: float) -> None:
-        assert self._epoch
-        self._epoch.time = max(self._epoch.time, at)
-        for key in _VALUES:
-            number = number_at(row, self._names[key], key)
-            if number is not None:
-                self._epoch.values[key] = number
-
-    def _end_epoch(self) -> list[Report]:
-        """Return the reports on the epoch to which nothing will be added, if there is one."""
-        if self._epoch is None:
-            return []
-        config, epoch, begun_at = self._config, self._epoch, self._ended_at
-        self._epoch = None
+    def _reports_of(self, epoch: _Epoch) -> list[Report]:
+        """Return the reports on an epoch that has ended."""
+        config, begun_at = self._config, self._ended_at
         self._num_done += 1
         if self._num_done > config.epochs:
             raise ValueError(
@@ -210,19 +194,13 @@ class Written:
                 f"point has epochs={config.epochs}: pass {{epochs}} on in program.command, or "
                 "name the field with the epoch by program.fields.epoch"
             )
-        self._ended_at = epoch.time
+        self._ended_at = max(begun_at, epoch.time)
         seconds = epoch.values.get("train_seconds", self._ended_at - begun_at)
-        num_train = getattr(config.data, "num_train", None)
-        assert num_train, config.data
-        num_steps = math.ceil(num_train / config.examples_per_step)
-        batch = config.examples_per_pass
-        last = max(0, num_train // config.num_workers - (num_steps - 1) * batch)
-        steps = [seconds / num_steps] * num_steps
-        trained = {key: epoch.values[key] for key in _TRAINED if key in epoch.values}
-        scores = {key: epoch.values[key] for key in _SCORES if key in epoch.values}
+        trained = {key: epoch.values[key] for key in TRAINED if key in epoch.values}
+        scores = {key: epoch.values[key] for key in SCORES if key in epoch.values}
         return [
             {"kind": "begin_epoch", "time": begun_at, "epoch": self._num_done},
-            {"kind": "steps", "seconds": steps, "examples": [batch] * (num_steps - 1) + [last]},
+            {"kind": "wall", "seconds": seconds},
             {"kind": "log", "values": trained},
             *([{"kind": "evaluated", "values": scores}] if scores else []),
             {"kind": "end_epoch", "time": self._ended_at},

@@ -6,17 +6,18 @@ It needs nothing but Python's standard library, because the program writes it.
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 FORM = struct.Struct("<3q?")
 """The form of the counts of one epoch: the values of `Taken` in their order. The file has them for
-all epochs, from the first.
+each epoch, from the first.
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class Taken:
     """The counts of what a rank has taken in an epoch.
 
@@ -28,6 +29,16 @@ class Taken:
     num_steps: int = 0
     num_examples: int = 0
     has_ended: bool = False
+
+    def write(self, file: int, epoch: int) -> None:
+        """Write the counts of an epoch to their place in an open file.
+
+        Args:
+            file: The file's descriptor.
+            epoch: The number of the epoch, from 1.
+        """
+        counts = self.num_begun, self.num_steps, self.num_examples, self.has_ended
+        os.pwrite(file, FORM.pack(*counts), FORM.size * (epoch - 1))
 
 
 def read_taken(path: Path) -> list[Taken]:

@@ -30,7 +30,7 @@ def steps(run: Run, accelerator: Accelerator, batches: Iterable[Any]) -> Iterato
         accelerator: The accelerator that prepared the loader.
         batches: The loader.
     """
-    return run.timed_steps(batches, lambda _: accelerator.sync_gradients)
+    return run.loop.steps(batches, lambda _: accelerator.sync_gradients)
 
 
 def mean(accelerator: Accelerator) -> Callable[[float], float]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bsweep.programs.joined import Run
+from bsweep.programs.loop import now
 
 NAMES = {
     "train_loss": "train_loss",
@@ -30,7 +31,7 @@ class Calls:
         self.run = run
         self._names = {**NAMES, **(names or {})}
         self._epochs = run.epochs()
-        self._examples, self._begun = 0, run.now()
+        self._examples, self._begun = 0, now()
         self._is_over = False
 
     def begin_epoch(self, batches: object = None) -> bool:
@@ -40,7 +41,7 @@ class Calls:
         Args:
             batches: The loader, for the number of training examples.
         """
-        self.run.see_data(batches)
+        self.run.loop.see_data(batches)
         self._is_over = next(self._epochs, None) is None
         self._examples = 0
         self.begin_step()
@@ -48,9 +49,9 @@ class Calls:
 
     def begin_step(self) -> None:
         """Begin to time a step, and forget the time of a step that was begun."""
-        self._begun = self.run.now()
+        self._begun = now()
         if not self._is_over:
-            self.run.begin_step()
+            self.run.loop.begin_step()
 
     def add(self, examples: int | None) -> None:
         """Count examples of this worker into the step that was begun; None: the local batch."""
@@ -61,27 +62,27 @@ class Calls:
         True if the program should stop.
         """
         if not self._is_over and not self.run.should_stop:
-            self.run.end_step(self._begun, self._examples)
+            self.run.loop.end_step(self._begun, self._examples)
         self._examples = 0
         self.begin_step()
         return self.run.should_stop
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Report the training loss and accuracy of the epoch, as far as the framework has them."""
-        if found := self._found("train", values):
-            self.run.log(**found)
+        if losses := self._named("train", values):
+            self.run.log(**losses)
 
     def evaluated(self, values: Mapping[str, Any]) -> None:
         """Report the loss and accuracy on the test set, as far as the framework has them."""
-        if found := self._found("test", values):
-            self.run.evaluated(**found)
+        if scores := self._named("test", values):
+            self.run.evaluated(**scores)
 
     def end(self) -> None:
         """End the last epoch, at the end of the training."""
         next(self._epochs, None)
         self._is_over = True
 
-    def _found(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _named(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
         if self._is_over:  # what comes after the last epoch belongs to none
             return {}
         names = {field: name for field, name in self._names.items() if field.startswith(part)}

@@ -53,7 +53,7 @@ def steps(run: Run, engine: DeepSpeedEngine, batches: Iterable[Any]) -> Iterator
         before, earlier = engine.global_steps, before
         return bool(before > earlier)
 
-    return run.timed_steps(batches, has_stepped)
+    return run.loop.steps(batches, has_stepped)
 
 
 def save(run: Run, engine: DeepSpeedEngine) -> None:

@@ -11,14 +11,12 @@ Seen to work with JAX 0.10.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
 
 import jax
 from jax.experimental import multihost_utils
 
-from bsweep.programs.joined import Examples, Run
-
-Batch = TypeVar("Batch")
+from bsweep.programs.joined import Run
+from bsweep.programs.loop import Batch, Examples
 
 
 def steps(

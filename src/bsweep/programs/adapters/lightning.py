@@ -18,7 +18,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from bsweep.programs.adapters.calls import Calls
-from bsweep.programs.joined import Run, size_of
+from bsweep.programs.joined import Run
+from bsweep.programs.loop import size_of
 
 
 class BsweepCallback(Callback):

@@ -16,7 +16,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from bsweep.programs.adapters.calls import Calls
-from bsweep.programs.joined import Run, size_of
+from bsweep.programs.joined import Run
+from bsweep.programs.loop import size_of
 
 _NAMES = {"train_loss": "loss", "test_loss": "eval_loss", "test_accuracy": "eval_accuracy"}
 

@@ -1,0 +1,76 @@
+"""The records of a run that bsweep's own loop did not train."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bsweep.config.run import RunConfig
+from bsweep.programs.joined import MEASURED, TRAINED, WHOLE
+from bsweep.runlog.records import Epoch, Start
+
+SCORES = ("test_loss", "test_accuracy")
+
+
+def start_record(config: RunConfig, **facts: Any) -> Start:
+    """Return the record of a run's start.
+
+    Args:
+        config: The point.
+        **facts: Other values of the record. None: not known.
+    """
+    data = ("num_train", "num_test", "num_classes")
+    known: dict[str, Any] = {name: getattr(config.data, name, None) for name in data}
+    known |= dict.fromkeys(("num_parameters", "threads", "start_seconds"))
+    known |= dict.fromkeys(("device", "precision"), "unknown")
+    known |= {name: value for name, value in facts.items() if value is not None}
+    return Start(
+        run_id=config.run_id,
+        config=asdict(config),
+        local_batch=config.examples_per_pass,
+        global_batch=config.examples_per_step,
+        classes=(),
+        channels_last=None,
+        **known,
+    )
+
+
+def epoch_record(
+    config: RunConfig,
+    number: int,
+    *,
+    train_seconds: float,
+    step_seconds: Sequence[float],
+    examples: int,
+    values: Mapping[str, float],
+    learning_rate: float | None,
+) -> Epoch:
+    """Return the record of an epoch.
+
+    Args:
+        config: The point.
+        number: The epoch's number, from 1.
+        train_seconds: The seconds of the epoch.
+        step_seconds: Those of each of its steps.
+        examples: The training examples that all workers took.
+        values: Losses, accuracies and what was measured, by the names of the record.
+        learning_rate: The learning rate; None: not known.
+    """
+    ordered = sorted(step_seconds)
+    measured: dict[str, Any] = {
+        name: values.get(name) for name in (*TRAINED, *SCORES, *MEASURED, *WHOLE)
+    }
+    measured |= {name: round(values[name]) for name in WHOLE if name in values}
+    return Epoch(
+        epoch=number,
+        num_steps=len(ordered),
+        train_seconds=train_seconds,
+        images_per_second=examples / train_seconds if train_seconds else 0.0,
+        step_seconds_p50=statistics.median(ordered),
+        step_seconds_p95=ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
+        learning_rate=learning_rate,
+        global_batch=config.examples_per_step,
+        **measured,
+    )
