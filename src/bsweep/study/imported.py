@@ -20,16 +20,16 @@ from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError, did_you_mean
 from bsweep.core.words import counted, first_of
+from bsweep.programs.joined import MEASURED, TRAINED, WHOLE
+from bsweep.programs.records import SCORES, epoch_record, start_record
 from bsweep.programs.rows import Row, csv_rows, json_rows, number_at, numbers_at, time_at
 from bsweep.runlog.files import RunLog, RunPaths, write_json
-from bsweep.runlog.records import End, Epoch, Event, Start, Status
+from bsweep.runlog.records import End, Event, Status
 from bsweep.runlog.summary import write_summary
 from bsweep.runlog.values import MOST
 
-_SCORES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
-_MEASURED = ("exchange_seconds", "wait_seconds", "energy_joules")
-_WHOLE = ("sent_bytes", "received_bytes", "peak_memory_bytes")
-_CURVE = ("epoch", "time", "train_seconds", "lr", *_SCORES, *_MEASURED, *_WHOLE)
+_SCORES = (*TRAINED, *SCORES)
+_CURVE = ("epoch", "time", "train_seconds", "lr", *_SCORES, *MEASURED, *WHOLE)
 """The values that may differ between the epochs of a run, by bsweep's names."""
 _COUNTS = ("local_batch", "global_batch", "num_workers", "epochs", "num_train", "num_test")
 KEYS = (
@@ -498,17 +498,27 @@ def _write(run: _Made, study_dir: Path, source: str) -> str:
     save_config(run.config, making.config)
     write_json(making.meta, {"imported_from": source, "imported_run": run.name})
     with RunLog(making.metrics) as log:
-        log.write(_start(run))
+        rate = run.config.optimizer.lr
+        log.write(start_record(run.config, num_train=run.num_train, learning_rate=rate))
         said = f"imported from {source}: bsweep did not measure this run, nor knows its machine"
         for warning in (said, *run.warnings):
             log.write(Event(event="imported", message=warning))
-        num_steps = 0
+        num_steps = math.ceil(run.num_train / run.config.examples_per_step)
         for number, values in enumerate(run.epochs, 1):
-            epoch = _epoch(run, number, values)
-            log.write(epoch)
-            num_steps += epoch.num_steps
+            log.write(
+                epoch_record(
+                    run.config,
+                    number,
+                    train_seconds=values["train_seconds"],
+                    step_seconds=[values["train_seconds"] / num_steps] * num_steps,
+                    examples=run.num_train,
+                    values=values,
+                    learning_rate=values.get("lr", rate),
+                )
+            )
+        total = len(run.epochs) * num_steps
         log.write(
-            End(status=run.status, message="", epochs=len(run.epochs), num_steps=num_steps)
+            End(status=run.status, message="", epochs=len(run.epochs), num_steps=total)
             if run.status == "completed"
             else End(status=run.status, message=f"so says {source}")
         )
@@ -518,42 +528,3 @@ def _write(run: _Made, study_dir: Path, source: str) -> str:
         making.folder.parent.rmdir()
     name = f" from run {run.name}" if run.name else ""
     return f"{paths.folder}: {counted(len(run.epochs), 'epoch')}{name}"
-
-
-def _start(run: _Made) -> Start:
-    config = run.config
-    return Start(
-        run_id=config.run_id,
-        config=asdict(config),
-        local_batch=config.examples_per_pass,
-        global_batch=config.examples_per_step,
-        num_train=run.num_train,
-        num_test=getattr(config.data, "num_test", None),
-        classes=(),
-        num_classes=getattr(config.data, "num_classes", None),
-        num_parameters=None,
-        device="unknown",
-        precision="unknown",
-        channels_last=None,
-        threads=None,
-        start_seconds=None,
-        learning_rate=config.optimizer.lr,
-    )
-
-
-def _epoch(run: _Made, number: int, values: Mapping[str, float]) -> Epoch:
-    config, seconds = run.config, values["train_seconds"]
-    num_steps = math.ceil(run.num_train / config.examples_per_step)
-    measured: dict[str, Any] = {key: values.get(key) for key in (*_SCORES, *_MEASURED)}
-    measured |= {key: round(values[key]) if key in values else None for key in _WHOLE}
-    return Epoch(
-        epoch=number,
-        num_steps=num_steps,
-        train_seconds=seconds,
-        **measured,
-        images_per_second=run.num_train / seconds if seconds else 0.0,
-        step_seconds_p50=seconds / num_steps,
-        step_seconds_p95=seconds / num_steps,
-        learning_rate=values.get("lr", config.optimizer.lr),
-        global_batch=config.examples_per_step,
-    )
