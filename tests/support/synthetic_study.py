@@ -4,11 +4,14 @@ anything.
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import json
 import math
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +20,7 @@ from bsweep.config.run import RunConfig
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import SCHEMA, End, Epoch, Event, Record, Round, Start, Status
 from bsweep.runlog.summary import write_summary
+from tests.support.running import compose
 
 NUM_TRAIN = 50_000
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -59,14 +63,18 @@ def server_step_seconds(num_workers: int, sharding: str) -> float:
     return COMPUTE_SECONDS + max(1, num_workers * largest) * EXCHANGE_SECONDS
 
 
+@functools.cache
+def _composed(*words: str) -> dict[str, Any]:
+    """What a point has, as a run's file keeps it."""
+    composed: dict[str, Any] = json.loads(json.dumps(asdict(compose("local_batch=4", *words))))
+    return composed
+
+
 def server(sharding: str, **others: Any) -> dict[str, Any]:
     """Settings of a run of VGG-16 on parameter servers; `others` as in `strategy`."""
-    strategy = {
-        "name": "parameter_server", "num_servers": None, "sharding": sharding,
-        "chunk_bytes": 4_096_000,
-        "consistency": "synchronous", "staleness": None, "colocated": False, **others,
-    }  # fmt: skip
-    return {"strategy": strategy, "model": {"name": "vgg16", "dropout": 0.5}}
+    point = _composed("model=vgg16", "strategy=parameter_server")
+    strategy = point["strategy"] | {"sharding": sharding, **others}
+    return {"strategy": strategy, "model": point["model"]}
 
 
 # Seconds of a local step at batch 4, by worker, which idle as the published baseline does; what of
@@ -88,24 +96,11 @@ ALLOCATIONS: dict[str, Lists] = {  # local batches and local steps
 
 def diloco(allocation: str, lists: Lists | None = None, **others: Any) -> dict[str, Any]:
     """Settings of a DiLoCo run with `ALLOCATIONS` or other `lists`; `others` as in `strategy`."""
-    strategy = {
-        "name": "diloco", "sync_every": 100, "outer_lr": 0.7, "outer_momentum": 0.9,
-        "outer_nesterov": True,
-        "weighting": "examples", "weights": None, "algorithm": "native", "max_rounds": None,
-        "max_seconds": None, **others,
-    }  # fmt: skip
+    batch = ("local_batch=null", "global_batch=16", "num_workers=4")
+    point = _composed(*batch, "strategy=diloco", f"allocation={allocation}")
     batches, steps = lists or ALLOCATIONS[allocation]
-    details: dict[str, dict[str, Any]] = {
-        "uniform": {"devices": None},
-        "batch_by_flops": {"devices": None},
-        "batch_by_memory": {"devices": None},
-        "steps_by_flops": {"devices": None},
-        "steps_by_speed": {"adapt_every": None, "max_drift": 0.1},
-        "hybrid": {"adapt_every": None, "max_drift": 0.1, "knee": 0.9},
-        "network_aware": {"adapt_every": None, "max_drift": 0.1, "max_exchange_share": 0.1},
-    }
-    filled_in = {"local_batches": batches, "local_steps": steps, "probe": None, "name": allocation}
-    return {"strategy": strategy, "allocation": filled_in | details[allocation]}
+    filled_in = {"local_batches": batches, "local_steps": steps}
+    return {"strategy": point["strategy"] | others, "allocation": point["allocation"] | filled_in}
 
 
 def round_seconds(batches: tuple[int, ...], steps: tuple[int, ...], seed: int = 0) -> list[float]:
@@ -239,6 +234,13 @@ def write_study(
     return study
 
 
+_DEFAULTS = (
+    *("data=imagefolder", "data.root=images", "channels_last=true"),
+    *("optimizer.lr=0.1", "optimizer.lr_rule=per_worker", "optimizer.weight_decay=5e-4"),
+    *("optimizer.reference_batch=256", "strategy.fusion_threshold_mb=64"),
+)
+
+
 def _config(
     study: str,
     local_batch: int,
@@ -247,43 +249,9 @@ def _config(
     epochs: int,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "study": study, "results_dir": "results", "local_batch": local_batch, "global_batch": None,
-        "num_workers": num_workers, "accumulation_steps": 1, "epochs": epochs, "seed": seed,
-        "device": "auto",
-        "precision": "auto", "channels_last": True, "average_batchnorm": True,
-        "log_every_steps": 20, "compile": False,
-        "evaluate_every_examples": None, "resume_from": None,
-        "target_accuracy": None, "target_loss": None, "stop_at_target": True,
-        "data": {"name": "imagefolder", "root": "images", "side": 32, "subset": None,
-        "crop_padding": 4, "flip": True, "device": "auto", "validation_share": None,
-        "test_share": None, "skip_broken": False},
-        "model": {"name": "resnet18", "stem": "imagenet"},
-        "optimizer": {
-            "name": "sgd", "lr": 0.1, "lr_rule": "per_worker", "reference_batch": 256,
-            "warmup_epochs": 0.0,
-            "schedule": "constant", "milestones": [], "gamma": 0.1, "weight_decay": 5e-4,
-            "decay_norm_and_bias": True, "momentum": 0.9, "nesterov": False,
-        },
-        "strategy": {
-            "name": "horovod", "op": "average", "buckets": 1, "fusion_threshold_mb": 64.0,
-            "cycle_time_ms": 1.0,
-            "cache_capacity": 1024,
-        },
-        "compression": {"name": "none"},
-        "allocation": {
-            "local_batches": None, "local_steps": None, "devices": None, "probe": None,
-            "name": "uniform",
-        },
-        "batching": {"name": "fixed"},
-        "program": {"name": "builtin"},
-        "launch": {
-            "name": "horovodrun", "hosts": None, "ssh_port": None, "ssh_identity_file": None,
-            "network_interface": None, "start_timeout_seconds": 60, "stall_timeout_seconds": 600,
-            "slowdown": None,
-            "memory_limit_mb": None,
-        },
-    }  # fmt: skip
+    config = copy.deepcopy(_composed(*_DEFAULTS))
+    config |= {"study": study, "local_batch": local_batch, "num_workers": num_workers}
+    config |= {"seed": seed, "epochs": epochs}
     for key, value in settings.items():
         group, _, name = key.rpartition(".")
         (config.setdefault(group, {}) if group else config)[name] = value
