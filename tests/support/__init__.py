@@ -38,7 +38,9 @@ Striking
     function: `struck(tmp_path, [1], "train.steps", "train_step", 3)` ends worker 1 before its third
     step. `function` may be a method, `Class.method`.
 
-    It writes a `sitecustomize.py` to `folder`, which stands first on PYTHONPATH: Python runs it at
+    `running.before` has workers run other code before each call of a function.
+
+    They write a `sitecustomize.py` to `folder`, which stands first on PYTHONPATH: Python runs it at
     its start, and `forks` runs it in a fork. There, RANK or HOROVOD_RANK tells which worker this
     is, and another function takes the named one's place in its module. A module that has imported
     the function by its name (`from module import function`) does not see that: then name the

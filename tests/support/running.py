@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -196,11 +197,17 @@ def bsweep(
         return subprocess.CompletedProcess(command, code, *printed)
 
 
+def exits(code: int, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command as `bsweep` does; it must exit with this code, with 2 after plain words."""
+    result = bsweep(*arguments, **options)
+    assert result.returncode == code, result.stdout + result.stderr
+    assert code != 2 or "Traceback" not in result.stderr, result.stderr
+    return result
+
+
 def ran_ok(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the command as `bsweep` does; it must exit with code 0."""
-    result = bsweep(*arguments, **options)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result
+    return exits(0, *arguments, **options)
 
 
 class Fork:
@@ -344,6 +351,45 @@ def imported_first(folder: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
+_BEFORE = """
+import os
+rank = os.environ.get("RANK", os.environ.get("HOROVOD_RANK"))
+
+def run(call, first=None, *others):
+CODE
+
+def run_before_calls():
+    import bsweep.MODULE as holder
+    *parents, name = "FUNCTION".split(".")
+    for parent in parents:
+        holder = getattr(holder, parent)
+    plain, calls = getattr(holder, name), []
+    def function(*arguments, **named):
+        calls.append(1)
+        run(len(calls), *arguments)
+        return plain(*arguments, **named)
+    setattr(holder, name, function)
+
+if rank is not None:
+    with open(f"FOLDER/pid{rank}", "w") as file:
+        file.write(str(os.getpid()))
+    run_before_calls()
+"""
+
+
+def before(folder: Path, module: str, function: str, code: str) -> dict[str, str]:
+    """Variables with which workers run code before each call of a function.
+
+    The code knows the worker's `rank`, a text, the number of the `call`, and the `first` argument.
+    Each worker leaves its process's id in `folder`.
+    """
+    parts = {"MODULE": module, "FUNCTION": function, "FOLDER": str(folder)}
+    program = _BEFORE.replace("CODE", textwrap.indent(code, "    "))
+    for name, part in parts.items():
+        program = program.replace(name, part)
+    return imported_first(folder, program)
+
+
 def struck(
     folder: Path,
     ranks: Sequence[int],
@@ -354,30 +400,14 @@ def struck(
 ) -> dict[str, str]:
     """Variables with which workers send themselves a signal at the nth call of a function, the
     first time only.
-
-    Each leaves its process's id in `folder`.
     """
-    return imported_first(
-        folder,
-        "import os\n"
-        f"folder = {str(folder)!r}\n"
-        "rank = os.environ.get('RANK', os.environ.get('HOROVOD_RANK'))\n"
-        "if rank is not None:\n"
-        "    with open(folder + '/pid' + rank, 'w') as file: file.write(str(os.getpid()))\n"
-        f"if rank in {[str(rank) for rank in ranks]} and not "
-        "os.path.exists(folder + '/struck' + rank):\n"
-        f"    import bsweep.{module} as m\n"
-        f"    of, _, name = {function!r}.rpartition('.')\n"
-        "    holder = getattr(m, of) if of else m\n"
-        "    plain, calls = getattr(holder, name), []\n"
-        "    def mortal(*a, **k):\n"
-        "        calls.append(1)\n"
-        f"        if len(calls) == {call}:\n"
-        "            open(folder + '/struck' + rank, 'w').close()\n"
-        f"            os.kill(os.getpid(), {int(number)})\n"
-        "        return plain(*a, **k)\n"
-        "    setattr(holder, name, mortal)\n",
+    code = (
+        f"mark = {str(folder / 'struck')!r} + rank\n"
+        f"if int(rank) in {tuple(ranks)} and call == {call} and not os.path.exists(mark):\n"
+        "    open(mark, 'w').close()\n"
+        f"    os.kill(os.getpid(), {int(number)})\n"
     )
+    return before(folder, module, function, code)
 
 
 def workers_left(folder: Path) -> list[psutil.Process]:
