@@ -16,11 +16,11 @@ from bsweep.config.values import ConfigError
 
 TINY_CNN = "model=tiny_cnn"
 GRIDS = {
-    "batches, workers, seeds": (
+    "batches, rates, seeds": (
         [TINY_CNN],
         ["local_batch=8", "local_batch=16"],
+        ["optimizer.lr=0.5", "optimizer.lr=1"],
         ["seed=0", "seed=7"],
-        ["num_workers=2"],
     ),
     "whole numbers, written in all ways": (
         [TINY_CNN],

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import typing
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_origin
 
 import pytest
 import yaml
@@ -18,7 +15,6 @@ from bsweep.config.programs import ProgramConfig
 from bsweep.config.run import GROUPS, names, variants
 from bsweep.config.splitting import DeepSpeedConfig
 from bsweep.config.strategies import PLAIN_HOROVOD, HorovodConfig
-from bsweep.config.values import ConfigError
 from tests.support.running import compose
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
@@ -92,41 +88,6 @@ def test_run_id_tells_apart_what_changes_the_numbers_and_nothing_else() -> None:
     changes = ("optimizer.lr=0.2", "seed=1", "data.device=cpu", "strategy.buckets=2", "epochs=4")
     for change in changes:
         assert compose("local_batch=64", "num_workers=2", change).run_id != base.run_id
-
-
-def values_of(card: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The keys of a configuration or a card that have few values, with all of these."""
-    hints = typing.get_type_hints(type(card))
-    for field in dataclasses.fields(card):
-        hint = hints[field.name]
-        values = (True, False) if hint is bool else ()
-        yield field.name, values or typing.get_args(hint) if get_origin(hint) is Literal else values
-
-
-@pytest.mark.full
-def test_each_value_of_a_key_that_may_change_numbers_has_its_own_run_id() -> None:
-    base, num_keys = compose("local_batch=64", "num_workers=2"), 0
-    for key, values in values_of(base):
-        ids = {dataclasses.replace(base, **{key: value}).run_id for value in values}
-        changes_none = key == "keep_weights"
-        assert len(ids) == (min(1, len(values)) if changes_none else len(values)), key
-        num_keys += bool(values)
-    for group in GROUPS:
-        for card in variants(group):
-            for name in names(card):
-                config = base
-                try:
-                    config = compose("local_batch=64", "num_workers=2", f"{group}={name}")
-                except ConfigError:
-                    continue  # it needs further keys
-                own_card = getattr(config, group)
-                for key, values in values_of(own_card):
-                    changed = [dataclasses.replace(own_card, **{key: value}) for value in values]
-                    ids = {dataclasses.replace(config, **{group: one}).run_id for one in changed}
-                    changes_none = key in own_card.changes_no_number or key == "name"
-                    assert changes_none or len(ids) == len(values), (group, name, key)
-                    num_keys += bool(values)
-    assert num_keys > 40
 
 
 @pytest.mark.parametrize(
