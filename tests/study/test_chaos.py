@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import random
 import re
 import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TypeAlias
@@ -21,9 +22,10 @@ import psutil
 import pytest
 
 from bsweep.runlog.reading import read_records
+from tests.launch.test_host_failures import given, processes_on
 from tests.study.test_run import runs, summary
-from tests.support import preload
-from tests.support.running import HOSTS, TINY, Fork, bsweep, forks, on, popen, tool
+from tests.study.test_surviving import fill, mounted
+from tests.support.running import HOSTS, TINY, Fork, bsweep, forks, imported_first, on, popen
 from tests.train.test_resume import records_of
 
 pytestmark = pytest.mark.full
@@ -33,26 +35,8 @@ POINT = (
     *(*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=true", "num_workers=2"),
     *("optimizer.lr=0.02", "log_every_steps=5", "launch.stall_timeout_seconds=20"),
 )
-GRID = ("-m", "strategy=parameter_server,allreduce", "local_batch=4", *POINT)
 Sweep: TypeAlias = "Fork | subprocess.Popen[str]"
-DISK_BYTES = 32 << 20
 FULL_SECONDS = 1.5
-SKEW_SECONDS = 5 * 3600
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Path]:
-    """A folder whose results lie on a small disk of their own, where that can be had."""
-    results = tmp_path / "results"
-    results.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(results)]
-    has_disk = (
-        os.geteuid() == 0
-        and subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    )
-    yield tmp_path
-    if has_disk:
-        subprocess.run(["umount", "--lazy", str(results)], check=True)
 
 
 @dataclass(frozen=True)
@@ -60,23 +44,17 @@ class Typed:
     """A sweep's command, and where it is typed."""
 
     desk: Path
-    grid: tuple[str, ...] = GRID
+    grid: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     host: str = ""
     """The host of scripts/hosts.sh where it is typed; empty for this machine."""
-    is_fresh: bool = False
-    """True for processes that are no forks, which a library of `preload` needs."""
-
-    @property
-    def _prefix(self) -> tuple[str, ...]:
-        return on(self.host) if self.host else ()
 
     def begin(self, study: str, output: IO[str] | None = None) -> Sweep:
         command = ("run", *self.grid, f"study={study}")
-        if not self.is_fresh and not self.host:
+        if not self.host:
             return Fork("bsweep", *command, cwd=self.desk, env=self.env, has_forks=True)
-        name = tool("bsweep") if self.is_fresh else forks().bsweep
-        return popen([*self._prefix, name, *command], self.desk, env=self.env, output=output)
+        words = [*on(self.host), forks().bsweep, *command]
+        return popen(words, self.desk, env=self.env, output=output)
 
     def finish(self, study: str) -> None:
         """Type the command until nothing is left to do, as an operator would; what failed by a
@@ -87,8 +65,7 @@ class Typed:
                 *("run", *self.grid, f"study={study}", "launch.stall_timeout_seconds=300"),
                 cwd=self.desk,
                 env=self.env,
-                prefix=self._prefix,
-                fresh=self.is_fresh,
+                prefix=on(self.host) if self.host else (),
                 timeout=3600,
             )
             if result.returncode == 0:
@@ -96,45 +73,56 @@ class Typed:
         raise AssertionError(result.stderr)
 
 
-@pytest.mark.parametrize("num_strikes", [2, 12])
-def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(
-    desk: Path, num_strikes: int
-) -> None:
-    # Forks, which are faster, have the clock that is there.
-    is_fresh = num_strikes > 4
-    env = preload.clock(desk) if is_fresh else {}
-    typed = Typed(desk, GRID if is_fresh else (*GRID, "epochs=30"), env, is_fresh=is_fresh)
-    check_as_in_peace(typed, *strike_sweeps(typed, random.Random(num_strikes), num_strikes))
+CLOCK = """
+import pathlib, platform, time
+plain, file = time.time, pathlib.Path(FOLDER, f"clock.{platform.node()}")
+time.time = lambda: plain() + int(file.read_text() or 0)
+"""
+
+
+def clocks(folder: Path, **seconds: int) -> dict[str, str]:
+    """Variables of processes whose host's clock is ahead by what the file `clock.HOST` says."""
+    for host, ahead in seconds.items():
+        (folder / f"clock.{host}").write_text(str(ahead))
+    return imported_first(folder, CLOCK.replace("FOLDER", repr(str(folder))))
+
+
+@pytest.mark.timeout(3600)
+def test_a_sweep_that_is_struck_at_random_ends_as_one_left_in_peace(tmp_path: Path) -> None:
+    grid = ("-m", "strategy=parameter_server,allreduce", "local_batch=4", *POINT)
+    typed = Typed(tmp_path, grid, clocks(tmp_path, **{platform.node(): 0}))
+    every = ("sweep", "disk", "clock", "dates", *KINDS)
+    with mounted(tmp_path / "results", "32m"):
+        check_as_in_peace(typed, *strike_sweeps(typed, random.Random(12), 12, every))
 
 
 WITH = {
     "horovod": ("strategy=horovod",),
     "ddp": ("strategy=ddp",),
-    "diloco": ("strategy=diloco", "strategy.sync_every=2", "optimizer=adamw_diloco"),
+    "diloco": ("strategy=diloco", "optimizer=adamw_diloco"),
     "servers": ("strategy=parameter_server",),
 }
-TWO_POINTS = {
-    "horovod": "compression=none,topk",
-    "servers": "local_batch=4,8",
-    "diloco": "strategy.sync_every=2,4",
-}
-NUM_KILLS = 8
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("strategy", "hosts"),
-    [("horovod", ""), ("servers", ""), ("diloco", ""), ("horovod", "h2:1,h1:1")],
+    ("strategy", "two_points", "hosts"),
+    [
+        ("horovod", "compression=none,topk", ""),
+        ("servers", "local_batch=4,8", ""),
+        ("diloco", "strategy.sync_every=2,4", ""),
+        ("horovod", "compression=none,topk", "h2:1,h1:1"),
+    ],
 )
 def test_kills_at_random_leave_every_strategy_whole(
-    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, hosts: str
+    up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, two_points: str, hosts: str
 ) -> None:
-    grid = ("-m", *POINT, "local_batch=4", *WITH[strategy], TWO_POINTS[strategy])
+    grid = ("-m", *POINT, "local_batch=4", *WITH[strategy], two_points)
     if hosts:
-        grid = (*grid, *over(hosts, up("2")))
+        grid = (*grid, *given(up("2"), hosts))
     typed = Typed(tmp_path, grid, host="h1" if hosts else "")
     draw = random.Random(strategy)
-    check_as_in_peace(typed, *strike_sweeps(typed, draw, NUM_KILLS, ("sweep", *KINDS)))
+    check_as_in_peace(typed, *strike_sweeps(typed, draw, 8, ("sweep", *KINDS)))
 
 
 @pytest.mark.timeout(3600)
@@ -143,10 +131,9 @@ def test_two_hosts_sweep_one_study_at_once_through_kills(
 ) -> None:
     """The clock of one is hours ahead."""
     up("2")
-    env = preload.clock(tmp_path)
-    preload.clock_of(tmp_path, "h2").write_text(str(SKEW_SECONDS))
+    env = clocks(tmp_path, h1=0, h2=5 * 3600)
     grid = ("-m", "strategy=allreduce,parameter_server", "local_batch=4,8", *POINT)
-    both = [Typed(tmp_path, grid, env, host, is_fresh=True) for host in ("h1", "h2")]
+    both = [Typed(tmp_path, grid, env, host) for host in ("h1", "h2")]
     draw, struck, number = random.Random("clocks"), Counter[str](), 0
     while struck.total() < 4:
         sweeps = [typed.begin(f"s{number}") for typed in both]
@@ -173,7 +160,7 @@ def test_a_link_that_is_cut_for_a_while_costs_no_strategy_its_run(
     up: Callable[..., dict[str, str]], tmp_path: Path, strategy: str, stall_seconds: int
 ) -> None:
     stall = f"launch.stall_timeout_seconds={stall_seconds}"
-    grid = (*POINT, stall, "local_batch=4", *WITH[strategy], *over("h1:1,h2:1", up("2")))
+    grid = (*POINT, stall, "local_batch=4", *WITH[strategy], *given(up("2"), "h1:1,h2:1"))
 
     def cut() -> None:
         subprocess.run([HOSTS, "cut", "h2"], check=True)
@@ -203,14 +190,14 @@ def test_a_host_that_sleeps_goes_on_or_is_named(
 ) -> None:
     """The sweep sleeps with h1; all that runs on a host stops, its sshd too."""
     stall = "launch.stall_timeout_seconds=12"
-    grid = (*POINT, stall, "local_batch=4", *WITH[strategy], *over("h1:1,h2:1", up("2")))
+    grid = (*POINT, stall, "local_batch=4", *WITH[strategy], *given(up("2"), "h1:1,h2:1"))
 
     def sleep() -> None:
         asleep = processes_on(host)
         for number in (signal.SIGSTOP, signal.SIGCONT):
-            for pid in asleep:
-                with contextlib.suppress(ProcessLookupError):  # it has ended since
-                    os.kill(pid, number)
+            for process in asleep:
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+                    process.send_signal(number)
             time.sleep(seconds * (number == signal.SIGSTOP))
 
     is_short = seconds < 12  # so the run completes
@@ -224,7 +211,7 @@ def check_disturbed(typed: Typed, disturb: Callable[[], None], named: str) -> No
     said = typed.desk / "said"
     with said.open("w") as output:
         sweep = typed.begin("s0", output)
-        wait_for_checkpoint(sweep, typed.desk, "")
+        wait_for_checkpoint(sweep, typed.desk)
         disturb()
         disturbed_at = time.monotonic()
         end(sweep, typed.desk)
@@ -234,22 +221,8 @@ def check_disturbed(typed: Typed, disturb: Callable[[], None], named: str) -> No
     check_as_in_peace(typed, 0, Counter({"disturbed": 1}), is_resumed=sweep.returncode != 0)
 
 
-def processes_on(host: str) -> list[int]:
-    """The ids of all processes on a host of scripts/hosts.sh."""
-    name = f"{os.environ['BSWEEP_HOSTS_PREFIX']}-{host}"
-    command = ["ip", "netns", "pids", name]
-    pids = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [int(pid) for pid in pids.split()]
-
-
-def over(hosts: str, given: dict[str, str]) -> tuple[str, ...]:
-    """What a command says to train on these hosts, given what `up` returned."""
-    overrides = {**given, "num_workers": "2", "launch.hosts": f"'{hosts}'"}
-    return tuple(f"{key}={value}" for key, value in overrides.items())
-
-
 def strike_sweeps(
-    typed: Typed, draw: random.Random, num_strikes: int, kinds: Sequence[str] = ()
+    typed: Typed, draw: random.Random, num_strikes: int, kinds: Sequence[str]
 ) -> tuple[int, Counter[str]]:
     """Strike sweep after sweep, and type each again; the last one's number, and what struck how
     often.
@@ -258,10 +231,7 @@ def strike_sweeps(
     while struck.total() < num_strikes:
         sweep = typed.begin(f"s{number}")
         if not struck:
-            wait_for_checkpoint(sweep, typed.desk, "" if kinds else "parameter_server")
-        # by what few strikes at random may leave out: a server's end, in a run that then goes on
-        if not struck and not kinds:
-            struck[strike(sweep, typed.desk, draw, ["server"])] += 1
+            wait_for_checkpoint(sweep, typed.desk)
         while struck.total() < num_strikes and not has_ended_at_random(sweep, typed.desk, draw):
             struck[strike(sweep, typed.desk, draw, kinds)] += 1
             print(f"{time.strftime('%X')} s{number}: {dict(struck)}", flush=True)
@@ -301,9 +271,9 @@ def check_as_in_peace(
     print(f"{struck.total()} strikes in {number + 1} sweeps: {dict(struck)}")
 
 
-def wait_for_checkpoint(sweep: Sweep, desk: Path, strategy: str) -> None:
-    """Wait until a run with a strategy, or with any one, has something to go on from."""
-    while not list(desk.glob(f"results/*/*{strategy}*/checkpoint/*/complete.json")):
+def wait_for_checkpoint(sweep: Sweep, desk: Path) -> None:
+    """Wait until a run has something to go on from."""
+    while not list(desk.glob("results/*/*/checkpoint/*/complete.json")):
         assert sweep.poll() is None, "it has ended"
         time.sleep(0.05)
 
@@ -320,23 +290,17 @@ def has_ended_at_random(sweep: Sweep, desk: Path, draw: random.Random) -> bool:
     return sweep.returncode is not None
 
 
-def strike(sweep: Sweep, desk: Path, draw: random.Random, kinds: Sequence[str] = ()) -> str:
-    """Have something of these kinds go wrong, of all kinds if none are given; what it was."""
+def strike(sweep: Sweep, desk: Path, draw: random.Random, kinds: Sequence[str]) -> str:
+    """Have something of these kinds go wrong; what it was."""
     started = {kind: [p for p in below(desk) if is_so(p)] for kind, is_so in KINDS.items()}
-    there = {
-        "sweep": True,
-        "disk": os.path.ismount(desk / "results"),
-        "clock": preload.clock_of(desk).exists(),
-        "dates": True,
-        **started,
-    }
-    possible = [kind for kind, is_there in there.items() if is_there]
-    kind = draw.choice([kind for kind in possible if not kinds or kind in kinds])
+    kind = draw.choice([kind for kind in kinds if started.get(kind, True)])
     seconds = draw.choice([-86_400, 86_400])
     if kind == "disk":
-        fill(desk / "results/filler")
+        filler = fill(desk / "results")
+        time.sleep(FULL_SECONDS)
+        filler.unlink()
     elif kind == "clock":
-        preload.clock_of(desk).write_text(str(seconds))
+        (desk / f"clock.{platform.node()}").write_text(str(seconds))
     elif kind == "dates":
         for folder, _, names in os.walk(desk / "results"):  # some vanish meanwhile
             for name in names:
@@ -347,15 +311,6 @@ def strike(sweep: Sweep, desk: Path, draw: random.Random, kinds: Sequence[str] =
         with contextlib.suppress(ProcessLookupError):  # it has ended since
             os.kill(victim, signal.SIGKILL)
     return kind
-
-
-def fill(filler: Path) -> None:
-    """Leave no space for a moment."""
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 14))
-    time.sleep(FULL_SECONDS)
-    filler.unlink()
 
 
 def below(desk: Path) -> list[psutil.Process]:

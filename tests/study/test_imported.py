@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import bsweep
@@ -18,10 +18,7 @@ CURVES = ("--map", "batch=local_batch", "acc=test_accuracy", "s=train_seconds")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.DataFrame(rows).to_csv(path, index=False)
     return path
 
 
@@ -150,16 +147,13 @@ TABLE = (
         (ROWS + "b,1,8,2\n,,,,,,\n", CURVES, "runs.csv:4: the row has 7 values"),
         (ROWS, (*CURVES, "--set", "seed=0", "status=on"), "status=on: unknown. Known: completed"),
         (ROWS + "b,1,8,2,0.5\n", (*CURVES, "--set", "seed=0"), "run b has the same settings and"),
-        ("run,epoch\n", CURVES, "runs.csv: it holds no runs"),
         (NAMED, TABLE, "2 runs are called fine: name a column that tells them apart, --map ID=run"),
-        (NAMED.replace("finished", "running"), TABLE, "2 runs are called fine"),
         (NAMED.replace("x2,finished", "x2,running"), TABLE, "2 runs are called fine"),
         (NAMED[: NAMED.rindex("fine")].replace("finished", "running"), TABLE, "no run of it has"),
         (ROWS.replace("batch,s", "batch,batch"), CURVES, "two columns are named batch"),
         (f"sep=,\n{ROWS}", CURVES, "remove the line sep=,"),
         (ROWS.replace(",", ";").replace("0.5", "0,5"), CURVES, "write a point for the comma"),
         (ROWS.encode("utf-16"), CURVES, "the file is UTF-16"),
-        (ROWS.encode("utf-16-le"), CURVES, "the file is UTF-16"),
         (ROWS.replace("a,1", "caf\xe9,1").encode("latin-1"), CURVES, "the file is not UTF-8"),
         ('{"run": "a", "s": 1, "s": 2}', (), "runs.jsonl:1: the line is not JSON (two values are"),
     ],

@@ -14,24 +14,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
-from bsweep.core import terminal
-from bsweep.launch import inline, stop
-from bsweep.launch.launcher import LaunchRequest
+from bsweep.launch import stop
 from bsweep.runlog import locks
 from bsweep.runlog.checkpoint_files import checkpoint_at, request_stop
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
-from bsweep.study import attempts, attendance, commands, overview, states
+from bsweep.study import attempts, attendance, commands, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
 from bsweep.study.states import NEW, State
 from tests.runlog.test_readers import STEP
 from tests.study.test_run import wait_for, wait_for_records
-from tests.support.running import TINY, Fork, bsweep, compose, forks, popen, ran_ok, tool
+from tests.support.running import TINY, Fork, bsweep, compose, exits, forks, popen, ran_ok, tool
 from tests.support.saved import save_checkpoint
 from tests.support.synthetic_study import write_run
 
@@ -50,9 +48,7 @@ def folder_of(cwd: Path) -> list[tuple[str, int]]:
 
 
 @pytest.mark.full
-def test_other_processes_plan_watch_stop_and_resume_a_sweep(
-    tmp_path: Path,
-) -> None:
+def test_other_processes_plan_watch_stop_and_resume_a_sweep(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=2,4", "num_workers=2", "strategy=local_sgd", "epochs=4000", *QUICK)
     before = ran_ok("plan", *grid, cwd=tmp_path)
     assert "2 points: 2 new; no estimate" in before.stdout, before.stderr
@@ -90,24 +86,21 @@ def test_other_processes_plan_watch_stop_and_resume_a_sweep(
 @pytest.mark.full
 def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=8", "optimizer.lr=0.01,1e30", "seed=0,1", "epochs=1", *ALONE, *QUICK)
-    first = bsweep("run", *grid, cwd=tmp_path)
-    assert first.returncode == 1, first.stderr
+    first = exits(1, "run", *grid, cwd=tmp_path)
     assert status(tmp_path)["counts"] == {"completed": 2, "diverged": 2}, first.stderr
     before = folder_of(tmp_path)
     text = bsweep("status", "results/s", cwd=tmp_path).stdout
     assert text.count(": diverged: the training loss became") == 2
     assert folder_of(tmp_path) == before
-    again = bsweep("run", *grid, cwd=tmp_path)
-    assert again.returncode == 1
+    again = exits(1, "run", *grid, cwd=tmp_path)
     assert again.stderr.count("skipped, it diverged") == 2
     assert "bsweep retry" in again.stderr
     resumed = ran_ok("resume", "results/s", cwd=tmp_path)
     assert "nothing is left to do: 2 completed, 2 diverged" in resumed.stdout
     one_of_them = [word for word in grid if word not in ("-m", "seed=0,1")]
     # Another command that leads to it.
-    assert bsweep("run", "-m", "seed=1", *one_of_them, cwd=tmp_path).returncode == 1
-    retried = bsweep("retry", "results/s", "--status", "diverged", cwd=tmp_path)
-    assert retried.returncode == 1
+    exits(1, "run", "-m", "seed=1", *one_of_them, cwd=tmp_path)
+    retried = exits(1, "retry", "results/s", "--status", "diverged", cwd=tmp_path)
     assert "[2/2]" in retried.stderr
     assert "completed already" not in retried.stderr
     assert len(list(tmp_path.glob("results/s/.previous/*"))) == 2, "each is repeated once"
@@ -124,8 +117,7 @@ def test_results_are_repeated_by_retry_alone_and_the_rest_by_resume(tmp_path: Pa
     assert plan["counts"] == {"completed": 2, "diverged": 2, "new": 4}
     assert "(2 completed)" in plan["estimated_by"]
     (tmp_path / "results/s").rename(tmp_path / "results/t")
-    moved = bsweep("retry", "results/t", "--status", "diverged", cwd=tmp_path)
-    assert moved.returncode == 1
+    moved = exits(1, "retry", "results/t", "--status", "diverged", cwd=tmp_path)
     assert "no longer give 2 of its points" in moved.stderr
     assert not (tmp_path / "results/s").exists()
     assert "the folder was moved" in moved.stderr
@@ -203,27 +195,6 @@ def test_an_interrupt_dropped_by_a_call_still_ends_the_run(tmp_path: Path, then:
     assert went_on == [then] * (then == "end")
 
 
-def test_what_fails_by_an_interrupt_is_no_failed_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the sweep's own process, a moment after the last poll."""
-
-    def measure(*_: Any, **__: Any) -> None:
-        poll()
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-        raise RecursionError("import numpy.linalg as linalg")
-
-    module: Literal["bsweep.measure.probe_worker"] = "bsweep.measure.probe_worker"
-    monkeypatch.setitem(sys.modules, module, SimpleNamespace(measure=measure))
-    config, paths = compose("local_batch=2", *ALONE), RunPaths(tmp_path)
-    outcomes = list[Any]()
-    with interrupted(paths) as stopping:
-        poll = stopping.polled_with(lambda: None)
-        outcomes.append(inline.Inline().launch(LaunchRequest(config, paths, poll, module)))
-    assert not outcomes
-
-
 def test_a_stopped_run_has_the_time_that_its_checkpoint_takes(
     tmp_path: Path, clock: list[float]
 ) -> None:
@@ -272,19 +243,6 @@ def test_a_signal_is_told_though_the_run_was_to_stop_already(tmp_path: Path) -> 
     assert said == ["ending at once"]
 
 
-def test_an_interrupt_dropped_before_a_run_ends_it_at_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(terminal, "is_interrupted", False)
-    with contextlib.suppress(KeyboardInterrupt):
-        terminal.interrupt(signal.SIGTERM, None)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        stop.Stopping(compose("local_batch=2"), RunPaths(tmp_path), print),
-    ):
-        pass
-
-
 def test_a_plan_can_try_points_where_none_is_finished_and_leaves_no_trace(tmp_path: Path) -> None:
     grid = ("-m", "local_batch=2,4,30", "epochs=3", *ALONE, *QUICK)
     result = ran_ok("plan", *grid, "--probe", "--json", cwd=tmp_path)
@@ -312,27 +270,19 @@ def test_what_cannot_be_done_is_said_in_plain_words(
 ) -> None:
     (tmp_path / "results/empty").mkdir(parents=True)
     write_runs(tmp_path / "results/mine", 1)
-    result = bsweep(*arguments, cwd=tmp_path)
-    assert result.returncode == 2, result.stdout + result.stderr
+    result = exits(2, *arguments, cwd=tmp_path)
     assert expected in result.stderr, result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) -> None:
     write_runs(tmp_path / "results/mine", 2, status="failed")
-    result = bsweep("resume", "results/mine", cwd=tmp_path)
-    assert result.returncode == 2
+    result = exits(2, "resume", "results/mine", cwd=tmp_path)
     assert "no recorded command for 2 of its runs" in result.stderr
-    rows, source = overview.of_study(tmp_path / "results/mine")
-    assert "bsweep resume" not in overview.status_text(tmp_path, rows, source, []), "it runs none"
-    at_work = overview.status_text(tmp_path, rows, source, ["h1.example.org.77"])
-    assert "sweeps at work: h1.example.org process 77" in at_work
     commands.keep(tmp_path / "results/mine", ["seed=0"], [compose(*TINY, "local_batch=8")])
     kept = tmp_path / "results/mine/commands.jsonl"
     moved = json.loads(kept.read_text()) | {"folder": "/nowhere/at/all"}
     kept.write_text("{torn\n" + json.dumps(moved) + "\n")
-    result = bsweep("resume", "results/mine", cwd=tmp_path)
-    assert result.returncode == 2
+    result = exits(2, "resume", "results/mine", cwd=tmp_path)
     assert "/nowhere/at/all" in result.stderr
 
 
@@ -477,6 +427,24 @@ def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) ->
         attempts.set_aside(config)
     kept = {path.parent.name: path.name for path in config.study_dir.glob(".previous/*/*")}
     assert kept == {f"{config.run_id}.{number + 1}": str(number) for number in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("status", "result"),
+    [("completed", "completed"), ("diverged", "diverged"), ("failed", None), ("interrupted", None)],
+)
+def test_only_a_result_is_not_repeated(tmp_path: Path, status: str, result: str | None) -> None:
+    config = compose("local_batch=8", f"results_dir={tmp_path}", "study=s")
+    write_run(tmp_path / "s", local_batch=8, status=status).rename(attempts.paths_of(config).folder)
+    assert attempts.result_of(config) == result
+
+
+def test_a_run_that_others_work_at_is_left_to_them(tmp_path: Path) -> None:
+    folder = tmp_path / "s/run"
+    with attendance.run_claimed(folder) as first, attendance.run_claimed(folder) as second:
+        assert (first, second) == (True, False)
+    with claimed(RunPaths(folder).worker_claim(0)), attendance.run_claimed(folder) as is_ours:
+        assert not is_ours, "a killed sweep has left a worker"
 
 
 def test_a_sweep_is_known_though_somebody_looked_while_it_came(

@@ -11,17 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import bsweep as package
 from bsweep import analysis, launch, plots
 from bsweep.analysis.prediction.selection import observed
-from bsweep.cli import report as report_command
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
-from bsweep.config.values import ConfigError
 from bsweep.launch import environment, seats
 from bsweep.launch.seats import Seats, Size
 from bsweep.launch.stop import Signals
@@ -31,11 +28,19 @@ from bsweep.study import attempts, branching, commands, parallel, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import timed
 from bsweep.study.progress import Progress
-from bsweep.trackers import live
 from tests.launch.test_team import numbers
 from tests.study.test_operating import status
-from tests.study.test_run import runs, wait_for, wait_for_records
-from tests.support.running import TINY, Fork, bsweep, compose, imported_first, ran_ok, summaries
+from tests.study.test_run import runs, wait_for_records
+from tests.support.running import (
+    TINY,
+    Fork,
+    before,
+    compose,
+    exits,
+    imported_first,
+    ran_ok,
+    summaries,
+)
 from tests.support.saved import save_checkpoint
 from tests.support.synthetic_study import META, write_run
 
@@ -61,9 +66,7 @@ def cores_of(run: Path) -> set[int]:
 
 
 @pytest.mark.full
-def test_parallel_points_have_own_cores_and_unchanged_numbers(
-    tmp_path: Path,
-) -> None:
+def test_parallel_points_have_own_cores_and_unchanged_numbers(tmp_path: Path) -> None:
     env = imported_first(tmp_path, NOTES_CORES)
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
@@ -113,67 +116,12 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
     assert sum(read_meta(paths).get("beside_others", False) for paths in runs(tmp_path)) >= 2
 
 
-@pytest.mark.full
-def test_points_at_once_heed_a_second_interrupt(tmp_path: Path) -> None:
-    slow = ("launch.slowdown=[800]", "checkpoint_every=auto")  # a step takes seconds
-    grid = ("-m", "local_batch=4,5", "epochs=30", "study=s", "launch.parallel=2", *slow, *POINT)
-    with (tmp_path / "said").open("w") as said:
-        sweep = Fork("bsweep", "run", *grid, cwd=tmp_path, stderr=said, has_forks=True)
-
-    def interrupt(answer: str) -> None:
-        os.kill(sweep.pid, signal.SIGINT)
-        wait_for(lambda: (tmp_path / "said").read_text().count(answer) == 2)
-
-    wait_for(lambda: len(list(tmp_path.glob("results/s/*/logs/rank.0/alive"))) == 2)
-    interrupt("the workers save a checkpoint")
-    interrupt("ending at once")
-    assert sweep.wait(15) == 130
-    assert status(tmp_path)["counts"] == {"interrupted": 2}
-    workers = [
-        one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])
-    ]
-    assert not psutil.wait_procs(workers, timeout=5)[1]
-
-
-def test_a_tracker_of_points_at_once_has_all_cores(tmp_path: Path) -> None:
-    cores = os.sched_getaffinity(0)
-    if len(cores) < 2:
-        pytest.skip("takes two cores")
-    config = compose("local_batch=8", f"results_dir={tmp_path}", "trackers=[tensorboard]")
-    config.study_dir.mkdir()
-
-    def begin() -> None:
-        Seats((min(cores),), ()).take()
-        live.begin(config, RunPaths(tmp_path), [])
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(begin).result()
-    (tracker,) = (
-        one for one in psutil.Process().children() if "bsweep.trackers.live" in one.cmdline()
-    )
-    assert os.sched_getaffinity(tracker.pid) == cores
-    live.end()
-
-
-FAILING = """
-import os, sys
-if sys.orig_argv[-2:-1] == ["bsweep.train.worker"]:
-    import bsweep.train.step as step
-    plain = step.train_step
-    def failing(job, *a, **k):
-        if job.config.local_batch == 8:
-            os.kill(os.getpid(), 9)
-        return plain(job, *a, **k)
-    step.train_step = failing
-"""
-
-
 def test_a_point_that_fails_is_retried_and_stops_no_other(tmp_path: Path) -> None:
-    env = imported_first(tmp_path, FAILING)
+    code = "if first.config.local_batch == 8: os.kill(os.getpid(), 9)"
+    env = before(tmp_path, "train.step", "train_step", code)
     grid = ("-m", "local_batch=8,16,4", "epochs=2", "study=s", *POINT)
     given = ("launch.parallel=auto", "launch.retries=1")
-    result = bsweep("run", *grid, *given, cwd=tmp_path, env=env)
-    assert result.returncode == 1, result.stderr
+    result = exits(1, "run", *grid, *given, cwd=tmp_path, env=env)
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
     assert ends == {8: "failed", 16: "completed", 4: "completed"}
     assert result.stderr.count("b8_w1_allreduce_s0") == 2, "it was tried twice"
@@ -245,9 +193,7 @@ def point(num_workers: int = 1, *overrides: str) -> RunConfig:
     )
 
 
-def test_a_point_takes_a_core_per_thread_and_per_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_point_takes_a_core_per_thread_and_per_server(monkeypatch: pytest.MonkeyPatch) -> None:
     sized(monkeypatch, 8)
     assert seats.size_of(point(1)) == seats.size_of(point(2)) == Size(8, 0), (
         "by default all of them"
@@ -306,23 +252,6 @@ def test_points_without_room_for_two_run_in_turn_with_a_note(
     assert "1 GPU and 8 cores" in parallel.why_not([point(1), point(1)])
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("launch.parallel=0",), "launch.parallel=0: use auto"),
-        (("launch.parallel=2", "launch.hosts='h1:1,h2:1'"), "with launch.hosts=h1:1,h2:1"),
-        (
-            ("launch=inline", "strategy=single", "+launch.parallel=2"),
-            "only launch=horovodrun or torchrun has this key",
-        ),
-    ],
-)
-def test_what_cannot_run_at_once_is_refused(overrides: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        compose("local_batch=8", *overrides)
-    assert said in str(raised.value)
-
-
 def test_points_at_once_are_refused_inside_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": 0, "SIZE": 1, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}.items():
         monkeypatch.setenv(f"HOROVOD_{name}", str(value))
@@ -340,9 +269,7 @@ SHOWN = ("accuracy_by_epoch", "time_by_batch", "throughput_and_speedup", "accura
 
 
 @pytest.mark.full
-def test_times_of_parallel_points_are_left_out_but_accuracies_stay(
-    tmp_path: Path,
-) -> None:
+def test_times_of_parallel_points_are_left_out_but_accuracies_stay(tmp_path: Path) -> None:
     for batch in (8, 16, 32):
         for seed in (0, 1):
             write_run(
@@ -381,8 +308,6 @@ def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path)
     for batch in (8, 64):
         write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
     study = package.load(tmp_path / "s")
-    tables = {name: figure.table(study) for name, figure in plots.FIGURES.items() if name in SHOWN}
-    assert [name for name, table in tables.items() if len(table)] == ["accuracy_by_epoch"]
     lines = analysis.headlines(study)
     assert lines[0].startswith("Most accurate: local batch 64 on 1 worker")
     assert not any("Fastest" in one for one in lines)
@@ -433,19 +358,3 @@ def test_a_run_that_goes_on_from_one_beside_others_says_so(
     branch.folder.mkdir()
     branching.begin(compose("local_batch=16", f"resume_from={source.folder}"), branch)
     assert bool(read_meta(branch).get("beside_others")) == (meta is BESIDE)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("flags", [(), ("--beside",)])
-def test_a_report_says_how_many_times_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
-) -> None:
-    write_run(tmp_path / "s", local_batch=8, meta=BESIDE)
-    assert report_command.run([str(tmp_path / "s"), *flags]) == 0
-    written = tmp_path / "s/report"
-    left = package.load(written, beside=True).runs
-    assert left["test_accuracy"].notna().all()
-    assert left["train_seconds"].isna().all() == (not flags)
-    assert " ".join(["/s", *flags]) + "<" in (written / "report.html").read_text()
-    said = "1 run shared the machine with other runs (launch.parallel). The times of such runs are"
-    assert capsys.readouterr().err.count(said) == (not flags)

@@ -33,8 +33,8 @@ from tests.support.running import (
     ROOT,
     TINY,
     Fork,
-    bsweep,
     compose,
+    exits,
     forks,
     imported_first,
     popen,
@@ -114,54 +114,31 @@ def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
     assert "images/s" in result.stderr
 
 
-@pytest.mark.full
-def test_the_command_itself_imports_no_torch(tmp_path: Path) -> None:
-    """It would take seconds at every start, of which workers alone make use; they are forks."""
-    env = imported_first(
-        tmp_path,
-        "import atexit, json, sys\n"
-        f"sys.executable = {forks().python!r}\n"
-        "def note():\n"
-        "    if sys.argv[0].endswith(('bsweep', 'bsweep run')):\n"
-        f"        with open({str(tmp_path / 'noted')!r}, 'a') as file:\n"
-        "            print(json.dumps(sorted(sys.modules)), file=file)\n"
-        "atexit.register(note)\n",
-    )
-    for arguments, code in (
-        (("--version",), 0),
-        (("--help",), 0),
-        (("run", "lokal_batch=8"), 2),
-        (("report", "nowhere"), 2),
-        (("run", "local_batch=8", *QUICK), 0),
-    ):
-        assert bsweep(*arguments, cwd=tmp_path, env=env, fresh=True).returncode == code
-    version, usage, bad, report, run = (
-        set(json.loads(line)) for line in (tmp_path / "noted").open()
-    )
-    for modules in (version, usage, bad, report, run):
-        assert "bsweep.cli.main" in modules
-        assert not {"torch", "torchvision", "timm", "sklearn"} & modules
-    assert not {"hydra", "pydantic", "numpy"} & (version | usage)
-    assert "bsweep.study.attempts" in run
-    assert not {"pandas", "matplotlib"} & run
+TORCH = {"torch", "torchvision", "timm", "sklearn"}
 
 
 @pytest.mark.full
-def test_a_second_sweep_skips_completed_points_and_names_all_points(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("arguments", "code", "others"),
+    [
+        (("--version",), 0, {"hydra", "pydantic", "numpy"}),
+        (("--help",), 0, {"hydra", "pydantic", "numpy"}),
+        (("run", "lokal_batch=8"), 2, set()),
+        (("report", "nowhere"), 2, set()),
+        (("run", "local_batch=8", *QUICK), 0, {"pandas", "matplotlib"}),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_the_command_itself_imports_no_torch(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, others: set[str]
 ) -> None:
-    grid = ("-m", "local_batch=8,16", "num_workers=1", "seed=0,1", *ALONE, *QUICK)
-    ran_ok("run", *grid, cwd=tmp_path)
-    before = {paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)}
-    assert len(before) == 4
-    both = bsweep("run", *grid, "local_batch=8", "seed=0", "study=s,t", cwd=tmp_path)
-    assert both.stderr.count("completed already") == 1
-    assert len(list(tmp_path.glob("results/t/*/summary.json"))) == 1
-    second = ran_ok("run", *grid, cwd=tmp_path)
-    assert second.stderr.count("completed already") == 4
-    assert before == {
-        paths.folder.name: paths.summary.stat().st_mtime_ns for paths in runs(tmp_path)
-    }
+    """It would take seconds at every start, of which workers alone make use."""
+    words = [sys.executable, "-X", "importtime", "-m", "bsweep", *arguments]
+    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == code
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "bsweep.cli.main" in imported
+    assert not (TORCH | others) & imported
 
 
 @pytest.mark.full
@@ -204,8 +181,7 @@ def test_a_killed_process_is_named_by_rank_and_the_sweep_goes_on(
     (tmp_path / "temporary").mkdir()
     env = {**struck(tmp_path, (killed,), *function, call=30), "TMPDIR": str(tmp_path / "temporary")}
     grid = ("run", "-m", "epochs=500,1", f"strategy={strategy}", *PAIR)
-    result = bsweep(*grid, cwd=tmp_path, env=env)
-    assert result.returncode == 1, result.stderr
+    result = exits(1, *grid, cwd=tmp_path, env=env)
     ends = {end["status"]: end for end in map(summary, runs(tmp_path))}
     assert set(ends) == {"completed", "failed"}
     # Horovodrun saw the survivor's end first.
@@ -215,25 +191,6 @@ def test_a_killed_process_is_named_by_rank_and_the_sweep_goes_on(
     assert culprit in result.stderr
     assert not workers_left(tmp_path)
     assert not list(tmp_path.glob("temporary/torchelastic_*"))
-
-
-def test_an_exception_in_one_worker_is_quoted_from_that_worker(tmp_path: Path) -> None:
-    env = imported_first(
-        tmp_path,
-        "import os\n"
-        "if os.environ.get('HOROVOD_RANK') == '1':\n"
-        "    import bsweep.strategies.horovod as h\n"
-        "    def broken(self): raise RuntimeError('the dog ate the gradient')\n"
-        "    h.Horovod.step = broken\n",
-    )
-    result = bsweep("run", "local_batch=8", "num_workers=2", *QUICK, cwd=tmp_path, env=env)
-    assert result.returncode == 1
-    (paths,) = runs(tmp_path)
-    end = summary(paths)
-    assert end["status"] == "failed"
-    assert end["message"].startswith("rank 1 failed: RuntimeError: the dog ate")
-    assert 'step.py", line' in end["message"]
-    assert "<stderr>" not in end["message"]
 
 
 def test_a_slowed_worker_makes_the_others_wait_and_sleeps(tmp_path: Path) -> None:
@@ -267,8 +224,7 @@ def test_a_codec_that_cannot_win_is_said_so_on_record(tmp_path: Path) -> None:
 def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Path) -> None:
     env = struck(tmp_path, (1,), "data.plan", "step_indices", call=60, number=signal.SIGSTOP)
     stall = ("epochs=500", "launch.stall_timeout_seconds=4")
-    result = bsweep("run", *PAIR, *stall, cwd=tmp_path, env=env, timeout=120)
-    assert result.returncode == 1, result.stderr
+    exits(1, "run", *PAIR, *stall, cwd=tmp_path, env=env, timeout=120)
     (paths,) = runs(tmp_path)
     end = summary(paths)
     assert end["status"] == "timeout"
@@ -294,28 +250,6 @@ def test_an_interrupted_sweep_ends_its_workers(tmp_path: Path, number: signal.Si
     assert summary(paths)["status"] == "interrupted"
     assert len(list(tmp_path.glob("pid*"))) == 2
     assert not workers_left(tmp_path)
-
-
-@pytest.mark.full
-def test_an_interrupt_while_workers_are_started_is_not_lost(tmp_path: Path) -> None:
-    """Python ignores what is raised in a function that a fork calls."""
-    env = imported_first(
-        tmp_path,
-        "import os, signal, sys\n"
-        "def interrupt():\n"
-        "    if sys.argv[0] == 'bsweep run':\n"
-        f"        open({str(tmp_path / 'interrupted')!r}, 'w').close()\n"
-        "        signal.raise_signal(signal.SIGINT)\n"
-        "os.register_at_fork(after_in_parent=interrupt)\n",
-    )
-    result = bsweep("run", *PAIR, "epochs=500", cwd=tmp_path, env=env, timeout=60, fresh=True)
-    assert (tmp_path / "interrupted").exists(), result.stderr
-    assert result.returncode == 130, result.stderr
-    (paths,) = runs(tmp_path)
-    assert summary(paths)["status"] == "interrupted"
-    # A zombie has none.
-    lines = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
-    assert not any(str(paths.folder) in line for line in lines)
 
 
 @pytest.mark.full
@@ -345,14 +279,10 @@ from bsweep.core import terminal
 
 class Interrupted:
     def __del__(self):
-        os.kill(os.getpid(), int(sys.argv[1]))
+        os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.1)
 
-if sys.argv[1] == str(int(signal.SIGINT)):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-else:
-    # As a script's shell has it for what runs in the background.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script's shell has it for background jobs
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 sys.unraisablehook = terminal.interrupt_again
 try:
@@ -363,21 +293,25 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_that_comes_while_a_destructor_runs_is_not_lost(
-    number: signal.Signals,
-) -> None:
-    command = [sys.executable, "-c", DESTRUCTOR, str(int(number))]
+def test_an_interrupt_that_comes_while_a_destructor_runs_is_not_lost() -> None:
+    command = [sys.executable, "-c", DESTRUCTOR]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert result.stdout == "interrupted\n"
 
 
 def test_divergence_ends_the_run_and_keeps_what_was_logged(tmp_path: Path) -> None:
     point = ("local_batch=8", "num_workers=2", "optimizer.lr=1e30", *QUICK)
-    assert bsweep("run", *point, cwd=tmp_path).returncode == 1
+    exits(1, "run", *point, cwd=tmp_path)
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "diverged"
     assert read_records(paths.metrics)[0][-1]["type"] == "end"
+
+
+TOO_BIG = (
+    *("data=synthetic", "data.num_train=256", "data.num_test=8", "data.shape=[3,256,256]"),
+    *("model=tiny_cnn", "model.width=512", "local_batch=256", "epochs=1", "study=s"),
+)
+"""A point whose first layer returns 8 GiB."""
 
 
 @pytest.mark.full
@@ -388,11 +322,7 @@ def test_out_of_memory_is_a_result_of_its_cell(tmp_path: Path) -> None:
         "if 'HOROVOD_RANK' in os.environ:\n"
         "    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n",
     )
-    data = ("data=synthetic", "data.num_train=256", "data.num_test=8", "data.shape=[3,256,256]")
-    # 8 GiB behind its first layer.
-    big = (*data, "model=tiny_cnn", "model.width=512", "local_batch=256", "epochs=1", "study=s")
-    result = bsweep("run", "-m", *big, cwd=tmp_path, env=env)
-    assert result.returncode == 1, result.stderr
+    exits(1, "run", "-m", *TOO_BIG, cwd=tmp_path, env=env)
     (paths,) = runs(tmp_path)
     assert summary(paths)["status"] == "out_of_memory", summary(paths)["message"]
 
@@ -414,8 +344,7 @@ def test_variables_reach_workers_by_name_alone() -> None:
 def test_a_study_of_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = write_run(tmp_path / "results/s", local_batch=16) / "summary.json"
     path.write_text(newer := json.dumps(json.loads(path.read_text()) | {"schema": 99}))
-    result = bsweep("run", "local_batch=8", *ALONE, *QUICK, cwd=tmp_path)
-    assert result.returncode == 2
+    result = exits(2, "run", "local_batch=8", *ALONE, *QUICK, cwd=tmp_path)
     assert "schema 99" in result.stderr
     assert "Update bsweep" in result.stderr
     assert path.read_text() == newer

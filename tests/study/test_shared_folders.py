@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from bsweep.compose import hydra_grid, overrides
-from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
 from bsweep.study import branching, commands
-from bsweep.train import worker
 from tests.support.running import TINY, bsweep, compose
 from tests.support.saved import save_checkpoint
 
@@ -67,18 +64,6 @@ def test_resume_imports_nothing_of_a_command_for_other_points(study: Path) -> No
     assert not (study.parents[1] / "theirs ran").exists()
     assert {*(study.parents[1] / "ran").read_text().split()} == {"1"}, "no process looked in `.`"
     assert len(list(study.glob("*/summary.json"))) == 1
-
-
-def test_files_beside_a_run_hide_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    config = compose("local_batch=8", "epochs=1", "model=tiny_cnn", *TINY, *ALONE)
-    paths = RunPaths(tmp_path)
-    paths.own.mkdir()
-    (paths.own / "cProfile.py").write_text("raise SystemExit('planted')\n")
-    monkeypatch.setattr(sys, "path", before := list(sys.path))
-    worker.train(config, paths, Place())
-    assert sys.path == before
-    assert str(paths.own) not in sys.path
 
 
 def test_a_branch_has_the_modes_of_the_umask_not_of_its_source(tmp_path: Path) -> None:

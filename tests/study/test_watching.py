@@ -67,35 +67,6 @@ def test_runs_may_come_go_and_be_replaced(tmp_path: Path) -> None:
     assert statuses(watched) == {"b8_w1_horovod_s0": "failed", "b16_w1_horovod_s0": "completed"}
 
 
-def test_a_run_behind_a_link_may_go(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
-    aside = write_run(tmp_path / "aside", local_batch=32, status="failed")
-    (study / aside.name).symlink_to(aside)
-    watched = Watched(study)
-    assert not watched.look()
-    aside.rename(tmp_path / "away")  # which changes nothing in the study's folder
-    assert watched.look()
-    assert watched.news(0)["gone"] == [aside.name]
-
-
-def test_a_listing_that_fails_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
-    watched = Watched(study)
-    run = write_run(study, local_batch=16)
-
-    def failing(_: Path) -> object:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as broken:
-        broken.setattr("bsweep.study.watching.os.scandir", failing)
-        for _ in range(3):
-            watched.look()
-    watched.look()
-    assert statuses(watched)[run.name] == "completed"
-
-
 def test_it_finds_what_a_first_look_finds(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     watched = Watched(study)
