@@ -16,7 +16,7 @@ from bsweep.config.launch import nodes_of
 from bsweep.core import gpus
 from bsweep.core.ranks import Place
 from bsweep.train import peers_check, worker
-from tests.support.running import TINY, bsweep, compose, imported_first, summaries
+from tests.support.running import TINY, compose, exits, imported_first, summaries
 
 Machine = Callable[..., None]
 
@@ -150,8 +150,7 @@ def test_workers_end_before_they_take_a_gpu_that_is_not_there(tmp_path: Path) ->
         "    platform.node, gpus.num_gpus = lambda: 'gpu7', lambda _: 1\n",
     )
     point = ("local_batch=8", "num_workers=2", "strategy=ddp", "model=tiny_cnn", *TINY, "study=s")
-    result = bsweep("run", *point, cwd=tmp_path, env=env)
-    assert result.returncode == 1, result.stderr
+    exits(1, "run", *point, cwd=tmp_path, env=env)
     (summary,) = summaries(tmp_path).values()
     assert "failed: ValueError: gpu7 has 1 GPU for 2 workers, but NCCL" in summary["message"]
 
@@ -169,33 +168,3 @@ def test_servers_take_free_slots_or_run_beside_workers() -> None:
     (warning,) = launch.check_machine(compose(*point, "launch.hosts='a:4,b:5'"))
     assert warning == "1 of 2 servers run beside workers: launch.hosts=a:4,b:5 has no more slots"
     assert not launch.check_machine(compose(*point, "launch.hosts='a:5,b:5'"))
-
-
-def test_the_command_ends_with_2(tmp_path: Path) -> None:
-    """Where nvidia-smi lists a GPU, and torch, as it is, has none."""
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho Tesla T4, 535.104.05\n")
-    smi.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    result = bsweep("run", *POINT, "study=s", cwd=tmp_path, env=env)
-    assert result.returncode == 2
-    assert "has 1 GPU (Tesla T4), but" in result.stderr
-    assert "535.104.05" in result.stderr
-    assert not list(tmp_path.glob("results/s/*/metrics.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("line", "release"),
-    [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19", "535.104.05"),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  R", "580.65.06"),
-        ("", None),
-    ],
-)
-def test_the_driver_on_record_is_the_one_that_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, release: str | None
-) -> None:
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "version")
-    assert gpus.driver_version() is None
-    (tmp_path / "version").write_text(f"{line}\nGCC version:  gcc version 12.3.0\n")
-    assert gpus.driver_version() == release

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,20 @@ import pytest
 
 from bsweep import launch, load
 from bsweep.config import slurm
-from bsweep.config.values import ConfigError
-from bsweep.launch import environment, preflight, srun
+from bsweep.launch import environment, srun
 from bsweep.runlog.reading import read_records
 from bsweep.study import states
 from tests.launch.test_host_failures import SMALL, cable
-from tests.support.running import ROOT, bsweep, compose, forks, popen, ran_ok, summaries, tool
+from tests.support.running import (
+    ROOT,
+    compose,
+    exits,
+    forks,
+    popen,
+    ran_ok,
+    summaries,
+    tool,
+)
 
 pytestmark = pytest.mark.full
 
@@ -105,8 +112,7 @@ def test_a_point_in_an_allocation_keeps_its_id_on_other_nodes(
 def test_outside_an_allocation_or_several_times_nothing_is_started(
     tmp_path: Path, command: str, variables: dict[str, str], said: str
 ) -> None:
-    result = bsweep(command, *POINT, cwd=tmp_path, env=variables)
-    assert result.returncode == 2, result.stderr
+    result = exits(2, command, *POINT, cwd=tmp_path, env=variables)
     assert said in result.stderr
     assert not list(tmp_path.iterdir())
 
@@ -137,33 +143,6 @@ def test_ranks_that_failed_are_read_from_what_srun_prints() -> None:
         (1, -signal.SIGTERM),
         (4, -signal.SIGSEGV),
     ]
-
-
-UNREACHABLE = "srun cannot enter the host: "
-NO_BSWEEP = f"bsweep does not run there by {sys.executable} "
-
-
-@pytest.mark.parametrize(
-    ("said", "problem"),
-    [
-        ("srun: error: Task launch failed on node h3: No", f"{UNREACHABLE}Task launch failed on "),
-        ("srun: error: Unable to create step for job 3", f"{UNREACHABLE}Unable to create step "),
-        (
-            "/x/python: No module named bsweep\nsrun: error: h3: task 0: Exited with exit code 1\n",
-            f"{NO_BSWEEP}(/x/python: No module named bsweep)",
-        ),
-        ("srun: error: Invalid job id\n", f"{NO_BSWEEP}(srun: error: Invalid job id)"),
-        ("env: 'srun': No such file or directory\n", "there is no srun on this machine"),
-    ],
-)
-def test_why_a_node_does_not_answer_is_read_from_what_srun_prints(said: str, problem: str) -> None:
-    assert preflight._explain(1, said).startswith(problem)
-    assert "SIGKILL ended the command that asks" in preflight._explain(-signal.SIGKILL, said)
-
-
-def test_what_srun_cannot_start_is_refused_with_a_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"launch=srun with strategy=.* launch\.hosts=slurm"):
-        compose("local_batch=8", "num_workers=2", "strategy=horovod", "launch=srun")
 
 
 # From here on with a real one.
@@ -272,34 +251,24 @@ def test_srun_trains_on_two_nodes_what_torchrun_does_on_one(cluster: Path) -> No
     assert [values for _, values in ours] == [values for _, values in theirs]
 
 
-QUEUED_AGAIN = {
-    "time_over": ("scancel", "--signal=USR1", "--batch"),  # as --signal does before the time limit
-    "preempted": ("scontrol", "requeue"),  # with a signal for all processes of the job at once
-}
-
-
 def is_completed(folder: Path, study: str) -> bool:
     return [end["status"] for end in summaries(folder, study).values()] == ["completed"]
 
 
-def test_jobs_that_are_queued_again_have_saved_and_go_on_within_the_point(
+def test_a_preempted_job_has_saved_and_goes_on_within_the_point(
     cluster: Path, undisturbed: list[float]
 ) -> None:
-    """All wait together: SLURM has a job that is queued again wait."""
+    """It is queued again with a signal for all processes of the job at once."""
     shape = ("--parsable", "--nodes=2", "--ntasks-per-node=1")
-    jobs = {
-        study: typed(cluster, "sbatch", *shape, "sweep.sh", *GRID, *LONG, f"study={study}").strip()
-        for study in QUEUED_AGAIN
-    }
-    for study, words in QUEUED_AGAIN.items():  # in the order in which SLURM begins them
-        until_there(cluster, f"results/{study}/b*/checkpoint/*/complete.json")
-        typed(cluster, *words, jobs[study])
-    for study, job in jobs.items():
-        until(cluster, partial(is_completed, cluster, study))
-        said = " ".join((cluster / f"slurm-{job}.out").read_text().split())
-        assert said.count("stopped on request after step") == 1, "it has saved"
-        assert "resumed" in events(cluster, study)
-        assert losses(cluster, study)[0][1] == undisturbed
+    words = (*GRID, *LONG, "study=preempted")
+    job = typed(cluster, "sbatch", *shape, "sweep.sh", *words).strip()
+    until_there(cluster, "results/preempted/b*/checkpoint/*/complete.json")
+    typed(cluster, "scontrol", "requeue", job)
+    until(cluster, lambda: is_completed(cluster, "preempted"))
+    said = " ".join((cluster / f"slurm-{job}.out").read_text().split())
+    assert said.count("stopped on request after step") == 1, "it has saved"
+    assert "resumed" in events(cluster, "preempted")
+    assert losses(cluster, "preempted")[0][1] == undisturbed
 
 
 def test_jobs_of_an_array_share_a_sweep_and_one_is_queued_again(

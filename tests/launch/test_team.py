@@ -20,7 +20,7 @@ from bsweep.train import team_worker
 from bsweep.train.team_worker import TeamPaths
 from tests.study.test_run import runs
 from tests.support.gpus import on_gpus
-from tests.support.running import TINY, bsweep, compose, imported_first, ran_ok, summaries
+from tests.support.running import TINY, before, compose, exits, ran_ok, summaries
 
 POINT = (*TINY, "model=tiny_cnn", "epochs=2", "log_every_steps=1")
 STRATEGIES = {
@@ -108,21 +108,10 @@ def test_a_point_gives_its_gpu_memory_back(tmp_path: Path, strategy: str) -> Non
 def test_a_point_that_fails_costs_itself_and_a_fresh_start(
     tmp_path: Path, strategy: str, failure: str, said: str
 ) -> None:
-    env = imported_first(
-        tmp_path,
-        "import os\n"
-        "if os.environ.get('RANK', os.environ.get('HOROVOD_RANK')) == '1':\n"
-        "    import bsweep.train.step as step\n"
-        "    plain = step.train_step\n"
-        "    def failing(job, *a, **k):\n"
-        "        if job.config.local_batch == 16:\n"
-        f"            {failure}\n"
-        "        return plain(job, *a, **k)\n"
-        "    step.train_step = failing\n",
-    )
+    code = f"if rank == '1' and first.config.local_batch == 16: {failure}"
+    env = before(tmp_path, "train.step", "train_step", code)
     grid = ("local_batch=8,16,5,10", "num_workers=2", *POINT, *STRATEGIES[strategy], "study=s")
-    result = bsweep("run", "-m", *grid, cwd=tmp_path, env=env)
-    assert result.returncode == 1, result.stderr
+    exits(1, "run", "-m", *grid, cwd=tmp_path, env=env)
     found = summaries(tmp_path)
     assert {batch: end["status"] for batch, end in found.items()} == {
         8: "completed", 16: "failed", 5: "completed", 10: "completed",

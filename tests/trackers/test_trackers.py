@@ -18,7 +18,7 @@ from bsweep import trackers
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.trackers import records
-from tests.support.running import TINY, bsweep, compose, imported_first, ran_ok
+from tests.support.running import TINY, compose, exits, imported_first, ran_ok
 
 pytestmark = pytest.mark.full
 
@@ -145,9 +145,8 @@ def test_an_export_names_its_target_and_unreadable_runs(study: Path, tmp_path: P
     (broken / "metrics.jsonl").write_text("no record\n")
     out = str(tmp_path / "board")
     words = ("export", "results/s", "--to", "tensorboard", "--out", out)
-    result = bsweep(*words, cwd=study.parents[1])
+    result = exits(1, *words, cwd=study.parents[1])
     shutil.rmtree(broken)
-    assert result.returncode == 1
     assert "broken: left out" in result.stderr
     assert f"--logdir {out}" in result.stdout
     assert in_tensorboard(tmp_path / "board") == expected
@@ -177,8 +176,7 @@ def test_trackers_change_no_run_id() -> None:
     ],
 )
 def test_what_cannot_be_is_said(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    result = bsweep(*arguments, cwd=tmp_path)
-    assert result.returncode == 2, result.stderr
+    result = exits(2, *arguments, cwd=tmp_path)
     assert said in result.stderr, result.stderr
 
 
