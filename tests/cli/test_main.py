@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
 from bsweep.cli import main
 from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG, INTERRUPTED
-from tests.support.running import bsweep
 
 
 @pytest.mark.parametrize(
@@ -30,21 +28,6 @@ def test_what_is_mistyped_is_answered_with_what_was_meant(
 ) -> None:
     assert main._run(typed[0], typed[1:]) == BAD_CONFIG
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["run", "local_batch=8"], "Hydra's parser relies on assertions"),
-        (["status", "nowhere"], "nowhere: there is no such study folder"),
-    ],
-)
-def test_without_assertions_commands_that_parse_no_overrides_work(
-    words: list[str], said: str, tmp_path: Path
-) -> None:
-    ended = bsweep(*words, cwd=tmp_path, env={"PYTHONOPTIMIZE": "1"}, fresh=True)
-    assert ended.returncode == BAD_CONFIG
-    assert said in ended.stderr
 
 
 @pytest.mark.parametrize(

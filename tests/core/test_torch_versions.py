@@ -62,22 +62,3 @@ def test_a_torch_without_its_libraries_is_named(install: Install, tmp_path: Path
     (said,) = torch_versions.problems()
     assert "cannot be imported (OSError: libcudart.so.13: cannot open)" in said
     assert said.endswith("pip install --force-reinstall torch==2.13.0 torchvision")
-
-
-def test_a_cpu_torch_beside_a_torchvision_for_cuda_is_noted(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "torch.py").unlink()
-    for package, version in (("torch", "2.13.0+cpu"), ("torchvision", "0.28.0+cu130")):
-        monkeypatch.delitem(sys.modules, package, raising=False)
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").touch()
-        (tmp_path / package / "version.py").write_text(f"__version__ = {version!r}")
-    install("torch", "2.13.0+cpu")
-    (note,) = torch_versions.notes()
-    assert "--index-url https://download.pytorch.org/whl/cpu" in note
-    (tmp_path / "torchvision/version.py").write_text("__version__ = '0.28.0+cpu'")
-    assert torch_versions.notes() == []
-    (tmp_path / "torchvision/version.py").write_text("__version__ = '0.23.0+cu128'")
-    install("torchvision", "0.23.0", "torch (==2.8.0)")
-    assert torch_versions.notes() == [], "a problem names the command"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +12,6 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -316,14 +314,6 @@ def test_a_study_of_servers_has_its_workers_as_axis_and_their_loads(
     assert {axes.get_xlabel()[:4] for axes in figure.axes} <= {"", "Busy"}
 
 
-def test_a_page_has_room_for_the_bars_of_one_batch_size(tmp_path: Path) -> None:
-    write_study(tmp_path / "s", local_batches=tuple(range(2, 51)), num_workers=(2,), epochs=1)
-    write_run(tmp_path / "s", local_batch=50, num_workers=4, epochs=1)
-    figure = plots.seconds_per_step(bsweep.load(tmp_path / "s"))
-    assert "local batch 50" in plots.caption(figure)
-    assert figure.get_figheight() < 3
-
-
 @pytest.mark.full
 def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) -> None:
     linear = {"optimizer.lr_rule": "linear"}
@@ -410,41 +400,6 @@ def test_curves_that_coincide_are_one_and_named(strategies: analysis.Study) -> N
 
 
 @pytest.mark.full
-def test_labels_of_many_batch_sizes_do_not_touch(tmp_path: Path) -> None:
-    sizes = tuple(2**power for power in range(3, 13))
-    study = bsweep.load(
-        write_study(tmp_path / "s", local_batches=sizes, num_workers=(1, 2), epochs=2)
-    )
-    for name in ("accuracy_and_loss_by_batch", "time_by_batch", "throughput_and_speedup"):
-        figure = plots.FIGURES[name](study)
-        figure.draw_without_rendering()
-        for axes in figure.axes:
-            boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
-            assert len(boxes) >= 4
-            assert {*axes.get_xticks(), *axes.get_xticks(minor=True)} == {*sizes}
-            assert all(one.x1 + 2 < other.x0 for one, other in itertools.pairwise(boxes)), (
-                tick_labels(axes)
-            )
-
-
-@pytest.mark.full
-def test_of_very_many_lines_the_best_are_shown_and_the_caption_says_so(tmp_path: Path) -> None:
-    study = bsweep.load(
-        write_study(tmp_path / "s", local_batches=tuple(range(8, 38)), num_workers=(1,))
-    )
-    figure = plots.loss_by_epoch(study)
-    assert len(figure.axes) == 2 * 8
-    best = (
-        analysis.cells(study.runs)["test_loss"].nsmallest(8).index.get_level_values("local_batch")
-    )
-    titles = [axes.get_title(loc="left") for axes in figure.axes[::2]]
-    assert titles == [str(batch) for batch in sorted(best)]
-    assert sum(line.get_color() == "#D5D5D5" for line in figure.axes[0].lines) == 7
-    assert "8 of 30 panels" in plots.caption(figure)
-    assert_readable(figure)
-
-
-@pytest.mark.full
 def test_time_to_target_marks_what_does_not_reach_it(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,)))
     study.evaluations.loc[study.evaluations["run_id"] == "b8_w1_horovod_s0", "test_accuracy"] = 0.2
@@ -486,22 +441,3 @@ def test_guessing_is_a_line_beside_accuracies_near_it_which_alone_are_left_out(
         table[["train_accuracy", "test_accuracy"]] = 0.1
     assert [name for name in plots.figures(study) if "accuracy" in name or "target" in name] == []
     assert "nothing was measured" in plots.caption(plots.accuracy_by_time(study))
-
-
-@pytest.mark.full
-def test_whiskers_lie_within_their_axes(tmp_path: Path) -> None:
-    """Four single seeds of 100 to 400 % make an interval that begins below zero."""
-    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 32, 128), seeds=3))
-    for table in (study.runs, study.epochs):
-        seeds = table["run_id"].map(study.runs.set_index("run_id")["seed"])
-        table["train_seconds"] *= 1 + 3 * seeds
-        table["images_per_second"] /= 1 + 3 * seeds
-        table["test_accuracy"] -= 0.04 * seeds**2
-    names = ("time_by_batch", "throughput_and_speedup", "accuracy_and_loss_by_batch")
-    for axes in (axes for name in names for axes in plots.FIGURES[name](study).axes):
-        bars: list[Any] = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
-        if bars and axes.get_yscale() != "log":
-            ends = np.concatenate([np.vstack(bar.lines[2][0].get_segments()) for bar in bars])
-            low, high = axes.get_ylim()
-            assert low <= ends[:, 1].min()
-            assert ends[:, 1].max() <= high

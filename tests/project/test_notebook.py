@@ -15,6 +15,7 @@ from nbclient import NotebookClient
 
 import bsweep
 from bsweep.report import exploring, interactive
+from tests.report.browser import opened
 from tests.support.synthetic_study import write_run, write_study
 
 pytestmark = pytest.mark.full
@@ -90,12 +91,10 @@ def test_a_study_shows_itself(tmp_path: Path) -> None:
     assert "<th>study</th><td>a&lt;b</td>" in study._repr_html_()
 
 
-def opened(browser: Any, folder: Path, shown: str, **options: Any) -> Any:
-    """Open a page that has the HTML of a notebook's cell."""
+def page_with(shown: str, folder: Path) -> Path:
+    """Write a page that has the HTML of a notebook's cell."""
     (folder / "cell.html").write_text(f"<!doctype html><body>{shown}</body>")
-    page = browser.new_page(**options)
-    page.goto((folder / "cell.html").as_uri())
-    return page
+    return folder / "cell.html"
 
 
 def test_a_study_is_explored_and_asked_for_its_best_cell(
@@ -107,26 +106,20 @@ def test_a_study_is_explored_and_asked_for_its_best_cell(
     large = functools.partial(interactive.html_of, below=f"<!--{'-' * 3_000_000}-->")
     monkeypatch.setattr(exploring, "html_of", large)
     explored = bsweep.explore(study)
-    page = opened(browser, tmp_path, explored._repr_html_())
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.reload()
-    frame = page.frames[1]
-    frame.wait_for_selector("body[data-drawn]")
-    assert frame.inner_text("h1") == "a<b"
-    frame.select_option("#x", "epochs")  # which the address of the frame keeps
-    assert page.locator("img").count() == 0, "the frame is there"
-    frame.locator("td a").first.click()  # the page of a run
-    frame.wait_for_selector("#run:not([hidden])")
-    assert frame.inner_text("h1") == "a<b"
-    page.close()
-    assert said == []
+    with opened(browser, page_with(explored._repr_html_(), tmp_path), awaits="iframe") as page:
+        frame = page.frames[1]
+        frame.wait_for_selector("body[data-drawn]")
+        assert frame.inner_text("h1") == "a<b"
+        frame.select_option("#x", "epochs")  # which the address of the frame keeps
+        assert page.locator("img").count() == 0, "the frame is there"
+        frame.locator("td a").first.click()  # the page of a run
+        frame.wait_for_selector("#run:not([hidden])")
+        assert frame.inner_text("h1") == "a<b"
     assert (explored._repr_png_() or b"").startswith(b"\x89PNG"), "for what shows no HTML"
     told = re.sub(r"<iframe.*</iframe>", "", explored._repr_html_(), flags=re.DOTALL)
-    page = opened(browser, tmp_path, told, java_script_enabled=False)  # as GitHub shows it
-    assert page.locator("img").bounding_box()["width"] == 700
-    page.close()
+    as_on_github: dict[str, Any] = {"awaits": "img", "java_script_enabled": False}
+    with opened(browser, page_with(told, tmp_path), **as_on_github) as page:
+        assert page.locator("img").bounding_box()["width"] == 700
 
 
 def test_a_notebook_shows_a_study_and_its_best_cell_as_pages(tmp_path: Path, browser: Any) -> None:
@@ -139,12 +132,11 @@ def test_a_notebook_shows_a_study_and_its_best_cell_as_pages(tmp_path: Path, bro
     of_study, of_best = (cell.outputs[-1].data["text/html"] for cell in cells)
     assert "<th>study</th><td>s</td>" in of_study
     assert "<iframe" in of_study
-    page = opened(browser, tmp_path, of_best)
-    frame = page.frames[1]
-    frame.wait_for_selector("body[data-drawn]")
-    assert float(frame.input_value("#target")) == 0.7
-    assert frame.input_value("#objective") == "worker_seconds"
-    frame.select_option("#objective", "seconds")  # a choice of the reader's own
-    frame.wait_for_selector("body[data-drawn]")
-    assert float(frame.input_value("#target")) == 0.7
-    page.close()
+    with opened(browser, page_with(of_best, tmp_path), awaits="iframe") as page:
+        frame = page.frames[1]
+        frame.wait_for_selector("body[data-drawn]")
+        assert float(frame.input_value("#target")) == 0.7
+        assert frame.input_value("#objective") == "worker_seconds"
+        frame.select_option("#objective", "seconds")  # a choice of the reader's own
+        frame.wait_for_selector("body[data-drawn]")
+        assert float(frame.input_value("#target")) == 0.7

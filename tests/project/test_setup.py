@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +21,6 @@ import venv
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pip
 import psutil
 import pytest
 from hatchling.builders.sdist import SdistBuilder
@@ -277,41 +275,6 @@ def test_what_cannot_work_is_named_before_the_build(
     assert all(word in failed.stderr for word in words), failed.stderr
     assert "Compiling" not in failed.stderr
     assert program == "nvidia-smi" or checkout.pip_calls() == []
-
-
-def test_a_missing_network_is_said_first(checkout: Checkout) -> None:
-    """By the words of the real pip, whose own complaint is of packages and their versions."""
-    shutil.rmtree(checkout.site / "pip")
-    (checkout.site / "pip").symlink_to(Path(pip.__file__).parent)
-    offline = checkout.with_env(
-        PIP_INDEX_URL="http://127.0.0.1:9/simple",
-        PIP_RETRIES="1",
-        PIP_CONFIG_FILE=os.devnull,
-        NO_PROXY="127.0.0.1",
-    )
-    failed = offline.run("setup.sh")
-    assert failed.returncode == 1
-    _, reason, *_ = failed.stderr.splitlines()
-    assert re.match(r"No network: pip could not reach (127\.0\.0\.1|its package index)\. ", reason)
-
-
-@pytest.mark.parametrize("folder", [".venv", "XDG_CACHE_HOME", "TMPDIR"])
-def test_a_folder_that_cannot_be_written_to_is_a_sentence(
-    checkout: Checkout, tmp_path: Path, folder: str
-) -> None:
-    """A file in its place stands for it, since no permission keeps root from writing."""
-    file = checkout.root / folder if folder == ".venv" else tmp_path / "file"
-    if folder == ".venv":
-        shutil.rmtree(file)
-    else:
-        checkout = checkout.with_env(**{folder: str(file)})
-    file.touch()
-    failed = checkout.run("setup.sh")
-    assert failed.returncode == 1
-    sentence = failed.stderr.splitlines()[-1]
-    assert sentence.startswith(f"The folder {file}")
-    assert "cannot be written to. " in sentence
-    assert checkout.pip_calls() == []
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])

@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,19 +167,6 @@ def test_runs_that_missed_at_all_rates_or_had_no_memory_stay(tmp_path: Path) -> 
     assert set(problems[list(BATCHES)]) == {""}
 
 
-@pytest.mark.full
-def test_the_table_of_best_rates_has_only_cells_of_several_rates(tmp_path: Path) -> None:
-    for batch, rate, accuracy in ((8, 0.1, 0.8), (8, 0.4, 0.9), (64, 0.1, 0.85)):
-        settings = {"optimizer.lr": rate, "optimizer.lr_rule": "fixed"}
-        write_run(tmp_path / "s", local_batch=batch, accuracy=accuracy, settings=settings)
-    (table,) = (
-        table
-        for table in recommended(bsweep.load(tmp_path / "s"))
-        if "best learning rate" in table.caption
-    )
-    assert table.cells["best learning rate"].tolist() == ["0.4"]
-
-
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize(
     ("runs", "says"),
@@ -275,31 +261,3 @@ def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
         assert {line.partition(":")[0] for line in (one, other)} == set(cells["where"])
         assert all("CPU" in where for where in cells["where"])
         assert len(plots.time_surface(study).axes) == 2
-
-
-@pytest.mark.full
-def test_skipped_checks_are_named_with_their_options(
-    tmp_path: Path,
-) -> None:
-    for number in range(6):
-        for batch in BATCHES if number else BATCHES[:2]:
-            settings = {"target_accuracy": TARGET, "optimizer.momentum": number / 10}
-            write_target_run(tmp_path / "s", EXACT, batch=batch, settings=settings)
-    study = bsweep.load(tmp_path / "s")
-    with computing_once():
-        *first, last = analysis.recommendations(study)
-        in_short = analysis.in_short(study)
-    assert len(first) == 4
-    fastest = min(first, key=lambda line: float(line.partition("), ")[2].partition(" s ")[0]))
-    assert in_short[0][:-1] in fastest
-    assert in_short[2].startswith("Run next: ")
-    assert "3 further recommendations" in in_short[3]
-    assert len(in_short) == 4
-    command, _, parts = last.partition(" with ")
-    assert f"bsweep predict {tmp_path / 's'} --target-accuracy 0.9" in command
-    ready = [shlex.split(part.partition(" (")[0]) for part in parts.split("; ")]
-    assert [words[0] for words in ready] == ["--where", "--where"]
-    assert parts.endswith("momentum=0 (2 runs).")
-    for _, word in ready:
-        found = bsweep.predict(study, TARGET, where=dict([word.split("=")]))
-        assert found.cells["num_runs"].sum() in (2, 3)

@@ -5,7 +5,6 @@ everywhere, and networks are compared.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,12 @@ from matplotlib.patches import Rectangle
 
 import bsweep
 from bsweep import analysis, plots, report
-from bsweep.advise import recommend
 from bsweep.analysis.loaded import LargerClusters
 from bsweep.analysis.prediction.networks import OWN_LINKS, knee, wall
-from bsweep.analysis.prediction.result import cell_name
 from bsweep.analysis.simulation.constants import Constants
 from bsweep.cli import main, predict
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.report.recommended import recommended
-from tests.analysis.test_ways import SHARDED
 from tests.analysis.test_ways import write as write_ways
 from tests.report.browser import go, opened, page_of, rows
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
@@ -69,13 +65,6 @@ def test_networks_are_compared(prediction: analysis.Prediction) -> None:
         named = f"global batch {best['global_batch']} on {best['num_workers']} worker"
         assert line.startswith(f"With {one.network}{simulated}: {named}")
     assert "knee" in repr(prediction)
-    choice = prediction.choice
-    assert choice.runner_up is not None
-    near = [prediction.cells.iloc[at] for at in choice.alternatives[:3] or (choice.runner_up,)]
-    assert any(cell["is_simulated"] for cell in near)
-    for cell in near:
-        marked = f"{cell_name(cell)}, simulated" in prediction.brief()[1]
-        assert marked == bool(cell["is_simulated"])
 
 
 def test_a_knee_is_where_more_workers_bring_little() -> None:
@@ -212,27 +201,6 @@ def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("known")
-def test_ways_with_the_same_formula_have_cells_of_their_own(tmp_path: Path) -> None:
-    study = tmp_path / "wraps"
-    for wrap, slower in (("blocks", 1.0), ("model", 1.5)):
-        truth = replace(Truth(), pass_seconds=0.02 * slower, example_seconds=0.0005 * slower)
-        strategy = {**SHARDED["strategy"], "wrap": wrap}
-        for batch, workers in ((64, 2), (256, 2), (512, 4)):
-            write_target_run(
-                study, truth, batch=batch, workers=workers, settings={"strategy": strategy}
-            )
-    given: dict[str, Any] = {"workers": [2, 4, 16], "batches": [256, 512]}
-    cells = bsweep.predict(study, TARGET, network="10mbit,1ms", **given).cells
-    assert cells["is_simulated"].sum() == 4
-    names = ["way", "num_workers", "global_batch"]
-    seconds = cells.set_index(names)["step_seconds"].groupby(names[1:]).agg(["min", "max"])
-    apart = (seconds["max"] / seconds["min"]).map(np.log)
-    assert (apart[[(2, 256), (4, 512)]] > 0.1).all()  # which ran
-    assert (apart[16] > 0.02).all()
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("known")
 def test_a_lone_worker_of_another_strategy_is_left_out(tmp_path: Path) -> None:
     study = tmp_path / "lone"
     for seed in (0, 1):
@@ -246,18 +214,6 @@ def test_a_lone_worker_of_another_strategy_is_left_out(tmp_path: Path) -> None:
     of = found.cells.groupby("way")["num_workers"].max()
     assert of.to_dict() == {"single": 1, "ddp": 4}
     assert found.warnings[0].startswith("with 1gbit, strategy=single exchanges nothing")
-
-
-@pytest.mark.full
-def test_a_search_tells_the_warnings_of_its_simulation_and_why_it_takes_no_more_workers() -> None:
-    given: dict[str, Any] = {"target_accuracy": 0.42, "objective": "cheapest,workers<=8"}
-    own = bsweep.predict(GROUPNORM, **given)
-    lines, found = recommend._larger(own, LargerClusters(("10mbit,10ms,compression=fp16",)))
-    assert found is not None
-    assert lines[0].startswith("Simulated with 10mbit,10ms")
-    assert "workers<=8" in lines[0]
-    assert any(line.startswith("Warning: fp16 is simulated only in steps") for line in lines)
-    assert not any(line.removeprefix("Warning: ") in own.warnings for line in lines)
 
 
 def test_the_words_of_larger_clusters_keep_every_option() -> None:

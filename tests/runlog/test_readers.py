@@ -10,26 +10,22 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import strategies as st
 
 import bsweep
 from bsweep import allocation, report
-from bsweep.advise import search
 from bsweep.allocation import probes
 from bsweep.analysis.loading import tables_of
 from bsweep.analysis.prediction.step_time import probe_timings
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
-from bsweep.runlog import profile_file
 from bsweep.runlog.checkpoint_files import checkpoints, keep_until, soundest
-from bsweep.runlog.files import RunPaths, write_json
-from bsweep.runlog.profile_file import Anatomy
+from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.runlog.records import BatchChanged, Continued, Step
 from bsweep.runlog.summary import ended
@@ -200,28 +196,6 @@ def test_anything_as_probe_json_is_read_or_said(
 
 
 @NUM_MUTATIONS
-def test_anything_as_profile_json_is_read_or_said(num_mutations: int, tmp_path: Path) -> None:
-    config = compose("local_batch=8", f"results_dir={tmp_path}")
-    path = profile_file.folder_of(config) / "profile.json"
-    path.parent.mkdir(parents=True)
-    parts = {"data": 0.1, "forward": 0.2, "backward": 0.4, "exchange": 0.3}
-    workers = [Anatomy(parts, 1.0, 0.9, wait_seconds, 0.8, False) for wait_seconds in (0.1, None)]
-    write_json(path, {"workers": [asdict(one) for one in workers]})
-    whole = json.dumps(json.loads(path.read_bytes())).encode()
-
-    def read(content: bytes) -> bool:
-        path.write_bytes(content)
-        why = reason(lambda: said(profile_file.read_anatomies(config)), Damaged)
-        assert why is None or str(path) in why
-        return why is None
-
-    def said(found: list[Anatomy]) -> str:
-        return profile_file.table(found) + profile_file.bottleneck(found)
-
-    assert fuzz("profile.json", read, num_mutations, damaged(whole)).keys() == {True, False}
-
-
-@NUM_MUTATIONS
 def test_anything_as_commands_jsonl_is_read_or_named(
     num_mutations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,25 +218,6 @@ def test_anything_as_commands_jsonl_is_read_or_named(
 
     found = fuzz("commands.jsonl", read, num_mutations, damaged(path.read_bytes()))
     assert found.keys() == {True, False}
-
-
-@NUM_MUTATIONS
-def test_anything_as_recommend_json_is_read_or_said(num_mutations: int, tmp_path: Path) -> None:
-    path = tmp_path / "recommend.json"
-    probes = [search._Probe("5f8a", (16, 2, 1), 0.01, 3.0)]
-    kept = search._Kept(probes=(*probes, search._Probe("5f8a", (64, 2, 1), 0, 2.0, "no room")))
-    write_json(path, asdict(kept))
-    whole = json.dumps(json.loads(path.read_bytes())).encode()
-
-    def read(content: bytes) -> bool:
-        path.write_bytes(content)
-        why = reason(lambda: search._read_kept(path), ValueError)
-        assert why is None or f"{path} is not a file of searches by this version of bsweep" in why
-        return why is None
-
-    assert read(whole)
-    assert search._read_kept(path) == kept
-    fuzz("recommend.json", read, num_mutations, damaged(whole))
 
 
 @NUM_MUTATIONS
@@ -294,12 +249,3 @@ def test_a_checkpoint_has_files_of_any_name(tmp_path: Path, name: bytes) -> None
     keep_until(paths, checkpoint)
     file.write_text("another")
     assert checkpoint.damage(paths.metrics) == f"{checkpoint.folder / next(iter(sums))} is damaged"
-
-
-def test_records_may_have_their_keys_in_another_order(tmp_path: Path) -> None:
-    path = RunPaths(write_run(tmp_path, local_batch=8)).metrics
-    epochs = bsweep.load(tmp_path).epochs
-    start, first, *rest = path.read_text().splitlines()
-    turned = json.dumps(dict(reversed(json.loads(first).items())))
-    path.write_text("\n".join((start, turned, *rest, "")))
-    pd.testing.assert_frame_equal(bsweep.load(tmp_path).epochs[list(epochs)], epochs)

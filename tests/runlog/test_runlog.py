@@ -36,9 +36,7 @@ def test_records_are_read_back_in_order(tmp_path: Path) -> None:
     assert all(r["schema"] == 1 and r["type"] == "event" and r["time"] > 0 for r in records)
 
 
-def test_a_file_torn_at_any_byte_loses_its_last_record_only(
-    tmp_path: Path,
-) -> None:
+def test_a_file_torn_at_any_byte_loses_its_last_record_only(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     write(path, "a", "b")
     whole = path.read_bytes()
@@ -121,9 +119,7 @@ def test_a_summary_of_other_epochs_than_the_records_is_repeated(tmp_path: Path) 
     assert ended(paths) is None
 
 
-def test_a_run_that_never_started_has_a_summary_with_null_numbers(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_never_started_has_a_summary_with_null_numbers(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     write_summary(paths, compose("local_batch=8", "num_workers=2"), "failed", "no luck", 3.5)
     summary = json.loads(paths.summary.read_text())

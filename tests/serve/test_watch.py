@@ -53,10 +53,15 @@ class Server:
         self.port, self.root = parts.port or 0, parts.path
 
     def ask(
-        self, path: str = "", method: str = "GET", root: str | None = None, **headers: str
+        self,
+        path: str = "",
+        method: str = "GET",
+        root: str | None = None,
+        at: str = "127.0.0.1",
+        **headers: str,
     ) -> tuple[int, str, http.client.HTTPMessage]:
         """Return the status, the body and the headers of the answer to a request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection(at, self.port, timeout=PATIENCE)
         url = (self.root if root is None else root) + path
         connection.request(method, url, headers=headers)
         answer = connection.getresponse()
@@ -169,9 +174,7 @@ def test_pages_keep_the_token_and_load_nothing_from_elsewhere(server: Server) ->
     assert server.ask("../one/config.yaml")[0] in (403, 404)
 
 
-def test_the_page_of_a_study_is_the_interactive_report_without_damaged_runs(
-    server: Server,
-) -> None:
+def test_the_page_of_a_study_is_the_interactive_report_without_damaged_runs(server: Server) -> None:
     _, body, _ = server.ask()
     assert '<script id="study"' in body
     assert "EventSource" in body
@@ -267,8 +270,8 @@ def test_other_machines_are_answered_at_the_printed_addresses(tmp_path: Path) ->
         }
         assert {parts.hostname for parts in printed} == own
         for parts in printed:
-            assert asked(parts.geturl()) == 200
-            assert asked(parts.geturl().replace(parts.path, "/")) == 403
+            assert server.ask(at=str(parts.hostname))[0] == 200
+            assert server.ask(at=str(parts.hostname), root="/")[0] == 403
         for name, status in (
             (socket.gethostname(), 200),
             ("192.0.2.1", 200),
@@ -277,21 +280,13 @@ def test_other_machines_are_answered_at_the_printed_addresses(tmp_path: Path) ->
             assert server.ask(Host=f"{name}:{server.port}")[0] == status
 
 
-def asked(address: str) -> int:
-    """Return the status of the answer to the address, asked as a browser does."""
-    parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
-    connection.request("GET", parts.path)
-    return connection.getresponse().status
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("host", ["localhost", "::1"])
 def test_a_name_of_the_own_machine_is_not_open_to_others(tmp_path: Path, host: str) -> None:
     write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     with watching(tmp_path, "s", "--host", host) as server:
         assert "nothing is encrypted" not in server.log.read_text()
-        assert asked(server.address) == 200
+        assert server.ask(at=host)[0] == 200
 
 
 @pytest.mark.full
