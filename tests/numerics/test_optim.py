@@ -16,6 +16,7 @@ from torch.optim import SGD, AdamW, Optimizer, RMSprop
 from bsweep.config import own
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics import optim
+from bsweep.numerics.restoring import restoring
 from bsweep.numerics.vector import Vector
 from tests.support.running import compose
 
@@ -90,7 +91,7 @@ def test_undone_steps_leave_no_trace(name: str, num_before: int) -> None:
         for number in range(5):
             vector.gradients.normal_()
             if undoes and number == num_before:
-                with optim.undone(optimizer):
+                with restoring(nn.Module(), torch.device("cpu"), optimizer=optimizer):
                     optimizer.step()
                     optimizer.step()
             optimizer.step()

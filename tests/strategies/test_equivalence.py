@@ -417,13 +417,37 @@ def test_shards_are_gathered_and_summed_in_each_pass(reshard: str, num_gathers: 
     first, _ = trained(2, "strategy=sharded", "global_batch=24", *more)
     for epoch in first["epochs"]:
         mine, other = epoch["worker_memory"]
-        assert mine["parameter_bytes"] == other["parameter_bytes"] == mine["gradient_bytes"]
+        assert mine["parameter_bytes"] == mine["gradient_bytes"] >= other["parameter_bytes"]
         assert mine["optimizer_bytes"] == mine["parameter_bytes"], "the momentum of its parts"
         # Gloo sums by an all-reduce for each worker.
         expected = (num_gathers + 2) * mine["parameter_bytes"]
         assert epoch["sent_bytes"] == 2 * epoch["num_steps"] * expected
     whole = 8 * len(first["parameters"])
-    assert whole <= 2 * mine["parameter_bytes"] < 1.1 * whole, "with padding"
+    assert whole == mine["parameter_bytes"] + other["parameter_bytes"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("reduce", ["fp32", "bf16"])
+def test_layers_of_a_run_in_bf16_are_gathered_so(reduce: str) -> None:
+    """BatchNorm's 16 of a worker's parameters are gathered in fp32."""
+    widths = f"model.target={ROOT}/tests/support/noisy_network.py:Widths"
+    how = ("strategy=sharded", f"strategy.reduce={reduce}", "model=own", widths)
+    more = (*how, "global_batch=24", "optimizer.lr=0.05", "epochs=1")
+    rounded, whole = (trained(2, *more, f"precision={p}")[0] for p in ("bf16", "fp32"))
+    assert [run["buffers"][0].tolist() for run in (rounded, whole)] == [[2, 4], [4, 4]]
+    (one,), (other,) = rounded["epochs"], whole["epochs"]
+    num_rounded = one["worker_memory"][0]["parameter_bytes"] // 4 - 16
+    saved = other["sent_bytes"] - one["sent_bytes"]
+    assert saved == one["num_steps"] * 2 * 2 * num_rounded, "twice in a pass"
+    assert not torch.equal(rounded["parameters"], whole["parameters"])
+    for key in ("train_loss", "test_loss"):
+        assert one[key] == pytest.approx(other[key], rel=0.02)
+    card = compose("num_workers=2", *CONTRACT, *more, "precision=fp32").strategy
+    of_gloo = {"fp32": 0.5, "bf16": 0.25}[reduce]
+    for run, precision in ((rounded, "bf16"), (whole, "fp32")):
+        in_formula = card.sent_in_pass(2, 1, precision)[0] + of_gloo
+        sent = run["epochs"][0]["sent_bytes"] / one["num_steps"]
+        assert sent == pytest.approx(in_formula * 4 * run["start"]["num_parameters"], rel=0.03)
 
 
 def test_local_sgd_drifts_between_averages_and_agrees_where_an_epoch_ends() -> None:

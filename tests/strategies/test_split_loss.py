@@ -1,5 +1,5 @@
 """Workers that hold parts of a model die or run out of memory in real runs: the run ends with that
-result, and names the worker.
+result, and names the worker. No worker has the whole model beside its part.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 from tests.strategies.test_equivalence import DIVIDED
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, bsweep, struck, workers_left
+from tests.support.running import TINY, bsweep, imported_first, struck, workers_left, write_text
 
 POINT = (*TINY, "precision=fp32", "num_workers=2", "epochs=20", "study=s")
 SPLIT = {
@@ -48,3 +48,49 @@ def test_too_little_memory_is_a_result(tmp_path: Path, strategy: str) -> None:
     (paths,) = runs(tmp_path)
     end = summary(paths)
     assert end["status"] == "out_of_memory", end["message"]
+
+
+# Each worker writes down by how much its memory grew at most while it set up, and ends.
+_GROWTH = """
+import os
+rank = os.environ.get("RANK")
+if rank is not None:
+    from pathlib import Path
+    from bsweep import models
+    from bsweep.train import warm_up
+    def bytes_of(key):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
+    def initial(*given):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before.append(bytes_of("VmRSS"))
+        return plain(*given)
+    def make_steps(job):
+        grown = bytes_of("VmHWM") - before[0]
+        vector = job.vector
+        text = f"{grown} {4 * vector.num_parameters} {vector.num_bytes}"
+        Path(FOLDER, "grown" + rank).write_text(text)
+        job.strategy.gather_json({})  # all have written
+        os._exit(1)
+    plain, before = models.initial, []
+    models.initial, warm_up.make_steps = initial, make_steps
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", SPLIT)
+def test_no_worker_has_memory_for_the_whole_model_and_its_part(
+    tmp_path: Path, strategy: str
+) -> None:
+    """A Llama of 101 M parameters."""
+    env = imported_first(tmp_path, f"FOLDER = {str(tmp_path)!r}{_GROWTH}")
+    text = ("data=text", f"data.path={write_text(tmp_path / 'text.txt', 2000)}")
+    sizes = ("model.hidden_size=1024", "model.intermediate_size=2752", "model.num_layers=8")
+    how = (f"strategy={strategy}", "num_workers=2", "local_batch=4", "data.sequence_length=16")
+    limit = "launch.memory_limit_mb=[4000,4000]"  # with which freed memory goes to the system
+    words = (*text, *how, "model=llama_tiny", *sizes, "precision=fp32", limit, "study=s")
+    bsweep("run", *words, cwd=tmp_path, env=env, timeout=120)
+    for rank in range(2):
+        grown, whole, part = map(int, (tmp_path / f"grown{rank}").read_text().split())
+        assert whole > 400e6
+        assert grown < whole + part, f"worker {rank}: {grown / 1e6:.0f} MB, {whole / 1e6:.0f} MB"

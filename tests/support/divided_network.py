@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
@@ -64,10 +65,13 @@ class Joined(nn.Module):
         super().__init__()
         self.parts = nn.Linear(shape[0] * shape[1] * shape[2], 24)
         self.out = nn.Linear(8, num_classes)
+        self.factor = torch.tensor(
+            0.5
+        )  # which no worker knows that only gets parameters and buffers
 
     def forward(self, images: Tensor) -> Tensor:
         one, two, three = self.parts(images.flatten(1)).unflatten(-1, (3, -1)).unbind(1)
-        logits: Tensor = self.out((one * two + three).tanh())
+        logits: Tensor = self.out((one * two + self.factor * three).tanh())
         return logits
 
     def tensor_plan(self) -> Plan:

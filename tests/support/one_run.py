@@ -219,7 +219,7 @@ def _num_vectors(vector: Vector) -> int:
     tensors of.
     """
     gc.collect()
-    size = vector.parameters.untyped_storage().nbytes()
+    size = vector.num_bytes
     tensors = [
         thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)
     ]

@@ -370,13 +370,16 @@ class StrategyConfig(Card):
         """
         yield from ()
 
-    def sent_in_pass(self, num_workers: int, num_passes: int) -> tuple[float, float]:
+    def sent_in_pass(
+        self, num_workers: int, num_passes: int, precision: str = "fp32"
+    ) -> tuple[float, float]:
         """Return by a formula what a worker of a split model sends in a pass, as the mean over
         workers and over the passes of a step.
 
         Args:
             num_workers: The number of all workers.
             num_passes: The passes of a step.
+            precision: The precision in which the run computes.
 
         Returns:
             The bytes as a multiple of those of the model's parameters, and for each example of the

@@ -111,11 +111,17 @@ class ShardedConfig(SplitConfig):
         """
         return num_workers
 
-    def sent_in_pass(self, num_workers: int, num_passes: int) -> tuple[float, float]:
+    def gathered_width(self, precision: str) -> float:
+        """Return the bytes of a gathered parameter, relative to fp32, in a run's precision."""
+        return 0.5 if precision == "bf16" else 1.0
+
+    def sent_in_pass(
+        self, num_workers: int, num_passes: int, precision: str = "fp32"
+    ) -> tuple[float, float]:
         """Return the shares as `StrategyConfig.sent_in_pass` says: of the parameters, which are
         gathered, and of the gradients, whose sum counts as one gathering. All passes do this.
         """
-        gatherings = 2 if self.reshard == "forward" else 1
+        gatherings = (2 if self.reshard == "forward" else 1) * self.gathered_width(precision)
         width = 0.5 if self.reduce == "bf16" else 1.0
         within = (1 - 1 / self.num_parts(num_workers)) * (gatherings + width)
         return within + self._between_replicas(num_workers), 0.0
@@ -128,7 +134,9 @@ class TensorConfig(SplitConfig):
     builds: ClassVar[str] = "bsweep.strategies.tensor:TensorParallel"
     kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, splits_layers=True)
 
-    def sent_in_pass(self, num_workers: int, num_passes: int) -> tuple[float, float]:
+    def sent_in_pass(
+        self, num_workers: int, num_passes: int, precision: str = "fp32"
+    ) -> tuple[float, float]:
         """Return the shares as `StrategyConfig.sent_in_pass` says: of activations, which all
         workers of a replica sum. Replicas sum gradients once in a step.
         """
@@ -323,7 +331,9 @@ class PipelineConfig(StagedConfig):
         folded = self.is_v and stage >= num_parts
         return 2 * num_parts - 1 - stage if folded else stage % num_parts
 
-    def sent_in_pass(self, num_workers: int, num_passes: int) -> tuple[float, float]:
+    def sent_in_pass(
+        self, num_workers: int, num_passes: int, precision: str = "fp32"
+    ) -> tuple[float, float]:
         """Return the shares as `StrategyConfig.sent_in_pass` says: of activations, which pass each
         border between workers twice. Replicas sum gradients once in a step.
         """

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from bsweep.core.torch_versions import TESTED
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 COMPILER = "torch._dynamo"
@@ -77,36 +76,6 @@ def joins_gloo_safely() -> bool:
     were not tried.
     """
     return _release() >= (2, 13)
-
-
-def fsdp_parameters(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return what FSDP2 keeps for each parameter of a model that it splits, by the parameter's name
-    and in the model's order.
-    """
-    modules: list[Any] = [m for m in model.modules() if hasattr(m, "_get_fsdp_state")]
-    states = [module._get_fsdp_state() for module in modules]
-    groups = [
-        group
-        for state in states
-        # torch 2.6 has one group for each state
-        for group in getattr(state, "_fsdp_param_groups", [state._fsdp_param_group])
-        if group
-    ]
-    kept = {id(one.sharded_param): one for group in groups for one in group.fsdp_params}
-    return [(name, kept[id(parameter)]) for name, parameter in model.named_parameters()]
-
-
-def move_fsdp_parameter(kept: Any, place: Tensor) -> None:
-    """Move this worker's part of a parameter that FSDP2 splits to another place in memory.
-
-    Args:
-        kept: What FSDP2 keeps for the parameter.
-        place: A 1-D tensor for the part with its padding.
-    """
-    place.copy_(kept._sharded_param_data)
-    part = kept.sharded_param._local_tensor
-    kept._sharded_param_data = place
-    kept.sharded_param._local_tensor = place[: part.numel()].view(part.shape)
 
 
 def allocator_variable() -> str:

@@ -65,15 +65,18 @@ def initial(
     Args:
         config: The configuration of the run.
         dataset: The data that the model trains on.
-        device: The device of the model.
+        device: The device of the model; the meta device for a model without values.
         dtype: The type of its parameters.
     """
     import torch
 
     torch.manual_seed(config.seed)
     shape = tuple(dataset.train_inputs.shape[1:])
-    model = build(config.model, num_classes=dataset.num_classes, shape=shape)
-    _start_from_weights(config.model, dataset.num_classes, shape, model)
+    if device.type == "meta":
+        model = outlined.__wrapped__(config.model, dataset.num_classes, shape)  # that nobody shares
+    else:
+        model = build(config.model, num_classes=dataset.num_classes, shape=shape)
+        _start_from_weights(config.model, dataset.num_classes, shape, model)
     model.to(device, dtype)
     layout = memory_format(config, model)
     for tensor in (*model.parameters(), *model.buffers()):

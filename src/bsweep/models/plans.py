@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -101,19 +101,28 @@ def of(card: ModelConfig, model: nn.Module) -> Plan:
     return plan
 
 
-def apply(plan: Plan, model: nn.Module, mesh: DeviceMesh) -> None:
+def apply(
+    plan: Plan,
+    model: nn.Module,
+    mesh: DeviceMesh,
+    receive: Callable[[Iterable[nn.Module]], None],
+) -> None:
     """Divide the layers of a model among the workers of a mesh, which call this together.
 
     Args:
         plan: The plan of the model.
-        model: The model, with the same values on all workers.
+        model: The model.
         mesh: The workers, with one dimension.
+        receive: Gives the tensors of modules the same values on all workers.
     """
     for module in model.modules():
         if getattr(module, "inplace", False):
             # Autograd forbids to overwrite the outputs of a divided layer.
             module.inplace = False  # type: ignore[assignment]
-    parallelize_module(model, mesh, plan)
+    for pattern, style in plan.items():
+        for module in modules_named(model, pattern):
+            receive([module])
+            parallelize_module(module, mesh, style)
 
 
 def check(card: ModelConfig, model: nn.Module, num_workers: int) -> None:

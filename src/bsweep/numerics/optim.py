@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -42,8 +41,12 @@ def build(config: OptimizerConfig, vector: Flat) -> Optimizer:
 
 
 def sgd(config: SGDConfig, vector: Flat) -> Optimizer:
+    # torch has no fused kernel for DTensors.
+    how = (
+        {"fused": True} if all(part_of(own) is own for own in vector.tensors) else {"foreach": True}
+    )
     groups = _flat_groups(config, vector)
-    return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=True)
+    return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, **how)
 
 
 def adamw(config: AdamWConfig, vector: Flat) -> Optimizer:
@@ -211,26 +214,6 @@ def _decay(o: OptimizerConfig, epoch: float, progress: float) -> float:
 
 
 _ONE_CYCLE_RISE = 0.3
-
-
-@contextmanager
-def undone(optimizer: Optimizer) -> Iterator[None]:
-    """Undo the optimizer's steps in the block: restore parameters and state in their tensors.
-
-    Tensors of the state that the block creates stay, filled with zeros. With SGD and AdamW this
-    state is that of an optimizer without steps.
-    """
-    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    before = {id(tensor): tensor.clone() for tensor in _state_tensors(optimizer)}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in kept:
-                tensor.copy_(value)
-            for tensor in _state_tensors(optimizer):
-                tensor.copy_(before[id(tensor)]) if id(tensor) in before else tensor.zero_()
 
 
 def _state_tensors(optimizer: Optimizer) -> list[Tensor]:

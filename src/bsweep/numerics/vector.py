@@ -101,6 +101,11 @@ class Flat:
         """Set all gradients to zero before the passes of a step, which add to them."""
         self.gradients.zero_()
 
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """The tensors in whose memory this worker holds its parameters, or its parts of them."""
+        return [self.parameters]
+
     def num_copies(self, part: Slice) -> int:
         """Return how many workers that hold one model together have equal copies of a slice."""
         return 1

@@ -113,6 +113,11 @@ class Strategy(ABC):
     collective_forward = False
     """True if workers exchange in every forward pass, so that all must make equally many."""
 
+    receives_model = False
+    """True if only the first worker builds the model with its values, which the strategy then gives
+    to the others. Their tensors are on the meta device before that.
+    """
+
     saves_within_epochs = True
     """False if checkpoints are possible only at the ends of epochs."""
 
@@ -153,7 +158,7 @@ class Strategy(ABC):
         workers call it together, before `prepare`.
 
         Args:
-            model: The model, with the same initial values on all workers.
+            model: The model, with the same initial values on all workers (see `receives_model`).
 
         Returns:
             The vector of the parameters and their gradients.
@@ -503,7 +508,7 @@ class Staged(Strategy):
         All workers call it together, before `vector`.
 
         Args:
-            model: The model, with the same initial values on all workers.
+            model: The model, with its initial values on the first worker.
             sample: Returns the inputs of some examples, to measure with.
             autocast: The context of forward passes.
 

@@ -7,7 +7,7 @@ parameters too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -69,7 +69,7 @@ class DeepSpeed(TorchStrategy, InEachPass):
                 model=self._model, optimizer=optimizer, config=settings
             )
         zero = self._engine.optimizer
-        vector.own = (
+        vector.copies = (
             zero.fp32_partitioned_groups_flat
             if self._config.stage == 3
             else zero.single_partition_of_fp32_groups
@@ -84,7 +84,7 @@ class DeepSpeed(TorchStrategy, InEachPass):
 
     def rehearse(self) -> None:
         zeros = [0.0] * len(self._optimizer.param_groups)
-        with optim.undone(self._optimizer), optim.rates_set(self._optimizer, zeros):
+        with optim.rates_set(self._optimizer, zeros):
             self.step()
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
@@ -129,7 +129,7 @@ class DeepSpeed(TorchStrategy, InEachPass):
 class _Held(Vector):
     """The parameters of a model that DeepSpeed divides and updates itself.
 
-    `parameters` are copies of what this worker updates. The engine keeps the gradients.
+    `copies` are those of what this worker updates. The engine keeps the gradients.
     """
 
     by_tensor = True
@@ -138,17 +138,16 @@ class _Held(Vector):
         named: dict[str, Any] = dict(model.named_parameters())
         self.slices = layout(model)
         self.tensors = tuple(named[part.name] for part in self.slices)
-        self.num_matrix_elements = sum(p.num_elements for p in self.slices if p.is_matrix)
-        self.own: list[Tensor] = list(self.tensors)
+        self.copies: Sequence[Tensor] = self.tensors
         self.num_parameters = self.slices[-1].stop
 
     @property
-    def parameters(self) -> Tensor:  # type: ignore[override]
-        return torch.cat([tensor.detach().flatten() for tensor in self.own])
+    def held(self) -> Sequence[Tensor]:
+        return [tensor.detach() for tensor in self.copies]
 
     @property
-    def gradients(self) -> Tensor:  # type: ignore[override]
-        return self.parameters.to("meta")
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.held)
 
     def zero_gradients(self) -> None:
         """Do nothing: the engine drops them at the end of its step."""

@@ -74,8 +74,8 @@ class PipeDream(Pipeline, Rounds):
         self, config: RunConfig, strategy: PipeDreamConfig, place: Place, paths: RunPaths
     ) -> None:
         super().__init__(config, strategy, place, paths)
-        num_parts = strategy.num_parts(place.num_workers)
-        ranks = torch.arange(place.num_workers).view(strategy.replicas, num_parts)
+        num_parts = self.num_parts
+        ranks = torch.arange(place.num_workers).view(self.num_replicas, num_parts)
         # On GPUs the messages of a group follow one another, and those of the two directions would
         # wait for one another.
         self._back_chain = self.divided(ranks.tolist())
@@ -95,7 +95,7 @@ class PipeDream(Pipeline, Rounds):
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         super().prepare(vector, optimizer)
-        if self._config.num_parts(self.num_workers) > 1 and optim.most_norm(optimizer) is not None:
+        if self.num_parts > 1 and optim.most_norm(optimizer) is not None:
             raise ConfigError(
                 f"optimizer={self._run.optimizer.name} with strategy=pipedream: max_grad_norm "
                 "limits the norm of the whole model's gradient, and the stages make an update at "
@@ -131,7 +131,7 @@ class PipeDream(Pipeline, Rounds):
         """Take a pass of the newest batch forward through this worker's stage."""
         (stage,), size = self._own, len(inputs)
         if stage > 0:
-            inputs = self._like(stage - 1, size, self._device)
+            inputs = self._like(stage - 1, size, self.device)
             with worker_lost():
                 dist.recv(inputs, group=self._chain, group_src=self._part - 1)
             self.meter.received_bytes += inputs.nbytes

@@ -36,14 +36,13 @@ from bsweep.runlog.records import StageLoad, Traffic
 from bsweep.strategies.base import Context, ExchangeLog, Sample, Staged
 from bsweep.strategies.ddp import exchange_lost
 from bsweep.strategies.groups import Wire
-from bsweep.strategies.parts import InParts
+from bsweep.strategies.splitting import Split
 from bsweep.strategies.stages import (
     Measured,
     StageModule,
     TimedStage,
     Times,
     balanced,
-    keep_only,
     measured,
 )
 
@@ -59,22 +58,21 @@ _MOST_SCHEDULES = 3  # that are kept, each with buffers for micro-batches of one
 _ROUND_TRIPS = 5  # of a message, by which its seconds are measured
 
 
-class Pipeline(InParts, Staged):
+class Pipeline(Split, Staged):
     def __init__(
         self, config: RunConfig, strategy: StagedConfig, place: Place, paths: RunPaths
     ) -> None:
         super().__init__(config, strategy, place, paths)
         self._config, self._run, self._metrics = strategy, config, paths.metrics
         self.num_microbatches = strategy.num_microbatches
-        num_parts = strategy.num_parts(place.num_workers)
-        self.replica, self._part = divmod(place.rank, num_parts)
-        ranks = torch.arange(place.num_workers).view(strategy.replicas, num_parts)
+        self.replica, self._part = divmod(place.rank, self.num_parts)
+        ranks = torch.arange(place.num_workers).view(self.num_replicas, self.num_parts)
         self._chain, self._alike = self.divided(ranks.tolist()), self.divided(ranks.T.tolist())
         num_stages = strategy.num_stages(place.num_workers)
         self._owners = [strategy.part_of(s, place.num_workers) for s in range(num_stages)]
         self._own = [s for s, part in enumerate(self._owners) if part == self._part]
         self.reports_sums = self._owners[-1] == self._part
-        self._alike_wire = Wire(self._alike, self.replica, strategy.replicas, self.count)
+        self._alike_wire = Wire(self._alike, self.replica, self.num_replicas, self.count)
         # Of what each stage sends to the next, for micro-batches of the configured size.
         self._message_seconds = [0.0] * num_stages
 
@@ -100,7 +98,9 @@ class Pipeline(InParts, Staged):
             stage: StageModule([pieces[i][1] for i in spans[stage]], autocast, stage == last)
             for stage in self._own
         }
-        keep_only(model, list(self._modules.values()))
+        wholes = (model, *(piece for _, piece in pieces))
+        kept = [module for stage in self._modules.values() for module in stage.modules()]
+        self.receive(dict.fromkeys(one for whole in wholes for one in whole.modules()), kept)
 
     def _cuts(self, seconds: list[float]) -> list[int]:
         """Return the configured cuts, those with which this run began, or balanced ones."""
@@ -114,14 +114,12 @@ class Pipeline(InParts, Staged):
     def vector(self, model: nn.Module) -> Vector:
         vector = Vector(model)
         vector.num_parameters = self._num_parameters
+        vector.by_tensor = True  # other workers, with other stages, can load the optimizer's state
         return vector
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
-        self._vector, self._optimizer = vector, optimizer
-        with worker_lost():
-            dist.broadcast(vector.parameters, group=self._alike, group_src=0)
-        self._device = vector.parameters.device
-        self._times = Times(self._device)
+        super().prepare(vector, optimizer)
+        self._times = Times(self.device)
         self._activations = Activations(vector.parameters)
         self._schedules: dict[int, tuple[Any, list[TimedStage]]] = {}
 
@@ -134,16 +132,16 @@ class Pipeline(InParts, Staged):
             self._schedules[size] = self._schedule(size)
             if len(self._schedules) > _MOST_SCHEDULES:
                 del self._schedules[next(iter(self._schedules))]
-        schedule, stages = self._schedules[size]
+        schedule, _ = self._schedules[size]
         self._loss = loss
         first = (inputs,) if self._owners[0] == self._part else ()
         more = {"target": targets} if self.reports_sums else {}
         counted = self._activations.counted() if is_new else nullcontext()
         with exchange_lost(), self._times.step(), counted:
             schedule.step(*first, return_outputs=False, **more)
-        for stage in stages:
-            self.count(stage.sent_bytes, stage.received_bytes)
-            stage.sent_bytes = stage.received_bytes = 0
+        for stage in self._borders():  # which outputs pass forward, and their gradients backward
+            num_bytes = self.num_microbatches * self._like(stage, size, "meta").nbytes
+            self.count(num_bytes, num_bytes)
 
     def _schedule(self, size: int) -> tuple[Any, list[TimedStage]]:
         """Return torch's schedule for micro-batches of `size` examples, and its stages."""
@@ -158,7 +156,7 @@ class Pipeline(InParts, Staged):
                 self._modules[index],
                 index,
                 num_stages,
-                self._device,
+                self.device,
                 self._times,
                 input_args=coming.requires_grad_(),
                 output_args=going.requires_grad_(),
@@ -191,7 +189,7 @@ class Pipeline(InParts, Staged):
         with worker_lost():
             for stage in self._own:
                 if stage - 1 in borders:
-                    x = self._like(stage - 1, len(inputs), self._device)
+                    x = self._like(stage - 1, len(inputs), self.device)
                     dist.recv(x, group=self._chain, group_src=self._owners[stage - 1])
                 x = self._modules[stage](x)
                 if stage in borders:
@@ -205,7 +203,7 @@ class Pipeline(InParts, Staged):
 
     def _sum_gradients(self, gradients: Tensor) -> None:
         """Sum gradients over the workers of all replicas that hold the same stages."""
-        if self._config.replicas == 1:
+        if self.num_replicas == 1:
             return
         with worker_lost(), self.meter.exchange(gradients):
             sent = gradients.bfloat16() if self._config.reduce == "bf16" else gradients
@@ -250,18 +248,18 @@ class Pipeline(InParts, Staged):
         """Return how long a message between a stage and the next takes if both workers are
         ready.
         """
-        message = self._like(stage, self._size, self._device).zero_()
+        message = self._like(stage, self._size, self.device).zero_()
         is_first = self._owners[stage] == self._part
         other = self._owners[stage + 1] if is_first else self._owners[stage]
         seconds = []
         for _ in range(_ROUND_TRIPS):
-            begin = mark(self._device)
+            begin = mark(self.device)
             if is_first:
                 dist.send(message, group=self._chain, group_dst=other)
             dist.recv(message, group=self._chain, group_src=other)
             if not is_first:
                 dist.send(message, group=self._chain, group_dst=other)
-            seconds.append(seconds_between(begin, mark(self._device)) / 2)
+            seconds.append(seconds_between(begin, mark(self.device)) / 2)
         return min(seconds)
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
@@ -275,7 +273,7 @@ class Pipeline(InParts, Staged):
         """Return the element-wise mean over the workers that hold the same stages."""
         with worker_lost():
             dist.all_reduce(values, group=self._alike)
-        return values / self._config.replicas
+        return values / self.num_replicas
 
     def traffic(self) -> Traffic:
         meter, self.meter = self.meter, ExchangeLog()
@@ -288,7 +286,7 @@ class Pipeline(InParts, Staged):
         sent, received, *of_passes = every[:, : len(own)].T
         all_busy, all_idle, all_exchange, _ = of_passes
         # By replica, part and exchange. The last of the replicas to arrive waits for none.
-        sums = every[:, len(own) :].unflatten(0, (self._config.replicas, -1))
+        sums = every[:, len(own) :].unflatten(0, (self.num_replicas, -1))
         summing = sums.min(dim=0, keepdim=True).values.expand_as(sums).sum(dim=2).flatten()
         seconds = float((all_busy + all_idle + all_exchange).sum())
         waits = all_idle + sums.sum(dim=2).flatten() - summing

@@ -9,56 +9,81 @@ replica hold one model together, and equal parts are summed between replicas.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.optim import Optimizer
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from bsweep import models
 from bsweep.config.run import RunConfig
 from bsweep.config.splitting import ShardedConfig
 from bsweep.core.ranks import Place
-from bsweep.numerics.sharded_vector import ShardedVector, of_fsdp
-from bsweep.numerics.vector import Flat
+from bsweep.core.torch_private import private
+from bsweep.numerics import precision
+from bsweep.numerics.vector import layout
 from bsweep.runlog.files import RunPaths
-from bsweep.strategies.splitting import Split
+from bsweep.strategies.ddp import InEachPass
+from bsweep.strategies.splitting import Parts, Split
 
 
-class Sharded(Split):
+class Sharded(Split, InEachPass):
     def __init__(
         self, config: RunConfig, strategy: ShardedConfig, place: Place, paths: RunPaths
     ) -> None:
         super().__init__(config, strategy, place, paths)
-        self._config, self._card = strategy, config.model
+        self._config, self._run = strategy, config
         self.gradient_weight = float(self.num_workers)  # FSDP2 averages, other strategies sum
+        self._num_passes = 0  # of the step so far
 
-    def vector(self, model: nn.Module) -> ShardedVector:
-        mesh = self.mesh(model)
-        if self.num_replicas == 1:
-            mesh = mesh["part"]
-        rounded = MixedPrecisionPolicy(
-            reduce_dtype=torch.bfloat16 if self._config.reduce == "bf16" else None,
+    def vector(self, model: nn.Module) -> Parts:
+        slices, mesh = layout(model), self.mesh(model)
+        self._is_rounded = precision.choose(self._run, self.device) == "bf16"
+        own = torch.float32 if self._is_rounded else None
+        policy = functools.partial(
+            MixedPrecisionPolicy,
+            reduce_dtype=torch.bfloat16 if self._config.reduce == "bf16" else own,
             cast_forward_inputs=False,
         )
-        of_blocks = models.blocks(self._card, model) if self._config.wrap == "blocks" else []
+        # Layers are gathered in bf16 and stay so: autocast alone would gather them in fp32, and
+        # keep a rounded copy of each for the backward pass.
+        of_layers = policy(param_dtype=torch.bfloat16) if self._is_rounded else policy()
+        shard = functools.partial(
+            fully_shard,
+            mesh=mesh if self.num_replicas > 1 else mesh["part"],
+            reshard_after_forward=self._config.reshard == "forward",
+        )
+        by_blocks = self._config.wrap == "blocks"
+        blocks = models.blocks(self._run.model, model) if by_blocks else []
         num_tensors = len(list(model.parameters()))
-        for module in (*reversed(of_blocks), model):  # inner blocks first
-            fully_shard(
-                module,
-                mesh=mesh,
-                reshard_after_forward=self._config.reshard == "forward",
-                mp_policy=rounded,
-            )
+        for module in (*reversed(blocks), model):  # inner blocks first
+            self.receive(module.modules())
+            norms = [m for m in _batchnorms(module) if not isinstance(m, FSDPModule)]
+            if self._is_rounded and norms:  # with statistics in fp32
+                shard(norms, mp_policy=policy())
+            if not isinstance(module, FSDPModule):
+                shard(module, mp_policy=of_layers)
         shared = "modules of two blocks share a parameter, see bsweep.models.check_model"
         assert len(list(model.parameters())) == num_tensors, shared
-        return ShardedVector(of_fsdp(model))
+        vector = Parts(slices, dict(model.named_parameters()))
+        self._count_elements(model, vector)
+        return vector
 
-    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
-        super().prepare(vector, optimizer)
-        self._num_passes = 0  # of the step so far
+    def _count_elements(self, model: nn.Module, vector: Parts) -> None:
+        """Count what a worker sends of its parts, with the elements without meaning (padding) that
+        FSDP2 gives to smaller parts.
+        """
+        in_fp32 = {id(tensor) for module in _batchnorms(model) for tensor in module.parameters()}
+        self._num_elements = self._gathered_bytes = 0
+        for tensor in vector.tensors:
+            rows, *others = tensor.shape
+            num_elements = -(-rows // self.num_parts) * math.prod(others)
+            is_rounded = self._is_rounded and id(tensor) not in in_fp32
+            self._num_elements += num_elements
+            self._gathered_bytes += num_elements * (2 if is_rounded else tensor.element_size())
 
     @contextmanager
     def during_pass(self, *, is_last: bool) -> Iterator[None]:
@@ -78,10 +103,14 @@ class Sharded(Split):
         Gloo sums and scatters gradients by an all-reduce for each worker, which sends twice as much
         as NCCL's reduce-scatter.
         """
-        gradients, parameters = self._parts.gradients, self._parts.parameters.nbytes
+        gradients = self._vector.gradients
         num_gathers = 1 + (self._config.reshard == "forward")  # before the backward pass again
         element_bytes = 2 if self._config.reduce == "bf16" else gradients.element_size()
-        summed = gradients.numel() * element_bytes
-        within = num_gathers * parameters + (1 + (not gradients.is_cuda)) * summed
+        summed = self._num_elements * element_bytes
+        within = num_gathers * self._gathered_bytes + (1 + (not gradients.is_cuda)) * summed
         replicas = self.num_replicas
         return (self.num_parts - 1) * within + 2 * (replicas - 1) * summed // replicas
+
+
+def _batchnorms(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, private("batchnorm"))]

@@ -1,39 +1,58 @@
-"""The base class of the strategies whose workers hold parts of one model instead of copies of it.
+"""The base class of the strategies whose workers hold parts of one model instead of copies of it,
+and the vector of such a worker.
 
-The exchange overlaps with the passes. So its duration, and how long workers wait for one another,
-is not measured.
+Only the first worker builds the model with its values. The others get theirs from it, one tensor
+after another, so that no worker needs memory for the whole model and its part of it.
+
+Checkpoints are those of torch.distributed.checkpoint. They hold the parameters and each state of
+the optimizer by the names of the model's tensors. So any number of workers can load them, each the
+parts that it holds now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import cast
+import math
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from bsweep.config.run import RunConfig
 from bsweep.config.splitting import SplitConfig
+from bsweep.core.checksums import sha256_of
+from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import Place
-from bsweep.numerics.sharded_vector import ShardedVector
-from bsweep.numerics.vector import Flat
+from bsweep.numerics.vector import Flat, Slice, Vector, part_of
+from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import ExchangeLog
-from bsweep.strategies.ddp import InEachPass
-from bsweep.strategies.parts import InParts
+from bsweep.strategies.groups import TorchStrategy
 
 
-class Split(InParts, InEachPass):
+class Split(TorchStrategy):
     """A strategy whose workers form `num_replicas` groups of `num_parts` neighbouring ranks, each
     with one model.
+
+    The exchange overlaps with the passes. So its duration, and how long workers wait for one
+    another, is not measured by default.
     """
+
+    receives_model = True
 
     def __init__(
         self, config: RunConfig, strategy: SplitConfig, place: Place, paths: RunPaths
@@ -41,33 +60,60 @@ class Split(InParts, InEachPass):
         super().__init__(config, strategy, place, paths)
         self.num_replicas = strategy.replicas
         self.num_parts = strategy.num_parts(place.num_workers)
+        has_gpu = bool(num_gpus(config.device))
+        self.device = torch.device("cuda", place.local_rank) if has_gpu else torch.device("cpu")
+
+    def receive(self, modules: Iterable[nn.Module], kept: Sequence[nn.Module] = ()) -> None:
+        """Give the tensors of modules the values that they have on the first worker. All workers
+        call it together.
+
+        These are parameters, buffers and plain attributes, but no DTensors. On other workers they
+        are on the meta device before. Modules that share a tensor go on sharing it.
+
+        Args:
+            modules: Modules, each once, without the modules in them.
+            kept: Those whose tensors this worker needs, without the modules in them. Other tensors
+                become None. Empty: it needs all.
+        """
+        modules = list(modules)
+        needed = {t for module in kept or modules for t in _tensors(module).values()}
+        values: dict[Tensor, Tensor | None] = {}
+        for module in modules:
+            for name, tensor in _tensors(module).items():
+                if tensor not in values:
+                    value = self._received(tensor)
+                    values[tensor] = value if tensor in needed else None
+                setattr(module, name, values[tensor])
+
+    def _received(self, tensor: Tensor) -> Tensor:
+        """Return a tensor as the first worker has it, which calls this with its own."""
+        value = torch.empty_like(tensor, device=self.device) if tensor.is_meta else tensor
+        sent = value.detach().to(self.device).contiguous()
+        with worker_lost():
+            dist.broadcast(sent, src=0, group=self.workers)
+        if not tensor.is_meta:
+            return tensor
+        value.copy_(sent)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        return nn.Parameter(value, tensor.requires_grad) if is_parameter else value
 
     def mesh(self, model: nn.Module) -> DeviceMesh:
-        """Give all workers the same model, and return the workers as a mesh of replicas and parts.
+        """Return the workers as a mesh of replicas and parts, which can divide the model.
 
         Args:
             model: The model, whose parameters become contiguous.
         """
-        with worker_lost():
-            for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor.data, src=0, group=self.workers)
         for parameter in model.parameters():
             parameter.data = parameter.data.contiguous()  # torch refuses to split channels_last
-        device = next(model.parameters()).device
         ranks = torch.arange(self.num_workers).view(self.num_replicas, self.num_parts)
-        return DeviceMesh(device.type, ranks, mesh_dim_names=("replica", "part"))
+        return DeviceMesh(self.device.type, ranks, mesh_dim_names=("replica", "part"))
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
-        assert isinstance(vector, ShardedVector)
-        self._vector = self._parts = vector
-        self._optimizer = optimizer
-
-    @contextmanager
-    def during_pass(self, *, is_last: bool) -> Iterator[None]:
-        with super().during_pass(is_last=is_last):
-            yield
-        if is_last:
-            self._parts.collect_gradients()
+        self._vector, self._optimizer = vector, optimizer
+        self._names = {
+            id(tensor): part.name
+            for part, tensor in zip(vector.slices, vector.tensors, strict=True)
+        }
 
     def step(self) -> None:
         self._optimizer.step()
@@ -80,3 +126,116 @@ class Split(InParts, InEachPass):
     def traffic(self) -> Traffic:
         meter, self.meter = self.meter, ExchangeLog()
         return Traffic(sent_bytes=meter.sent_bytes, received_bytes=meter.received_bytes)
+
+    def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
+        folder = checkpoint.folder
+        with worker_lost():
+            try:
+                writer = FileSystemWriter(folder)
+                save_parts(self._named(), storage_writer=writer, process_group=self.workers)
+            except CheckpointException as error:
+                raise OSError(f"{folder}: {error}") from error
+        names = [path.name for path in folder.glob(f"__{self.rank}_*.distcp")]
+        names += [".metadata"] * (self.rank == 0)
+        return {name: sha256_of(folder / name) for name in names}
+
+    def load_elsewhere(self, checkpoint: Checkpoint) -> bool:
+        self._optimizer.step()  # creates the tensors of its state, which all are loaded now
+        named, reader = self._named(), FileSystemReader(checkpoint.folder)
+        with worker_lost():
+            try:
+                load_parts(named, storage_reader=reader, process_group=self.workers)
+            except (OSError, CheckpointException):
+                traceback.print_exc()
+                return False
+        # torch loads tensors in place, and puts loaded numbers into `named`.
+        for group in self._optimizer.param_groups:
+            for tensor in group["params"]:
+                name, state = self._names[id(tensor)], self._optimizer.state[tensor]
+                for key in [key for key in state if not isinstance(state[key], Tensor)]:
+                    state[key] = named[f"optimizer.{key}.{name}"]
+            numbers = named[f"group.{name}"].tolist()  # all tensors of a group have the same
+            for key, number in zip(_numbers(group), numbers, strict=True):
+                kept = group[key]
+                group[key] = kept.fill_(number) if isinstance(kept, Tensor) else type(kept)(number)
+        return True
+
+    def _named(self) -> dict[str, Any]:
+        """Return the parameters, the optimizer's state and the numbers of its groups by names that
+        do not depend on how the model is divided.
+
+        A worker may have other groups than the rest, if it holds no biases, for example.
+        """
+        named: dict[str, Any] = {}
+        for group in self._optimizer.param_groups:
+            numbers = [float(group[key]) for key in _numbers(group)]
+            for tensor in group["params"]:
+                name = self._names[id(tensor)]
+                named[f"parameters.{name}"] = tensor.detach()
+                named[f"group.{name}"] = torch.tensor(numbers, dtype=torch.float64)
+                for key, value in self._optimizer.state[tensor].items():
+                    named[f"optimizer.{key}.{name}"] = value
+        return named
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a module itself by name, apart from DTensors."""
+    every = {**vars(module), **module._parameters, **module._buffers}
+    return {
+        name: value
+        for name, value in every.items()
+        if isinstance(value, Tensor) and not isinstance(value, DTensor)
+    }
+
+
+def _numbers(group: dict[str, Any]) -> list[str]:
+    """Return the keys of a parameter group that hold numbers, such as LAMB's count of steps."""
+    kept = (key for key, value in group.items() if isinstance(value, (int, float, Tensor)))
+    return sorted(kept)
+
+
+class Parts(Vector):
+    """This worker's parts of the trained parameters of a model, each in memory of its own, and
+    their gradients as one flat tensor.
+
+    `tensors` are DTensors of the whole parameters. The parts of their `grad` on this worker are
+    views of `gradients`, to which passes add.
+    """
+
+    by_tensor = True
+
+    def __init__(self, slices: Sequence[Slice], tensors: Mapping[str, Tensor]) -> None:
+        """Create the vector, with gradients of zero.
+
+        Args:
+            slices: The layout of the whole model.
+            tensors: The model's parameters by name, as DTensors.
+        """
+        self.tensors = tuple(cast(nn.Parameter, tensors[part.name]) for part in slices)
+        self.num_parameters = sum(tensor.numel() for tensor in self.tensors)
+        stops = accumulate((part.numel() for part in self.held), initial=0)
+        self.slices = tuple(
+            replace(part, start=start, stop=stop, shape=tuple(own.shape))
+            for part, own, (start, stop) in zip(slices, self.held, pairwise(stops), strict=True)
+        )
+        self.gradients = self.held[0].new_zeros(self.slices[-1].stop)
+        for part, tensor in zip(self.slices, self.tensors, strict=True):
+            assert isinstance(tensor, DTensor)
+            tensor.grad = DTensor.from_local(
+                self.gradients[part.start : part.stop].view(part.shape),
+                tensor.device_mesh,
+                tensor.placements,
+                run_check=False,
+                shape=tensor.shape,
+                stride=tensor.stride(),
+            )
+
+    @property
+    def held(self) -> list[Tensor]:
+        return [part_of(tensor).detach() for tensor in self.tensors]
+
+    def num_copies(self, part: Slice) -> int:
+        tensor = self.tensors[self.slices.index(part)]
+        assert isinstance(tensor, DTensor)
+        sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+        return math.prod(size for size, placed in sizes if placed.is_replicate())

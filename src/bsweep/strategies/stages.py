@@ -86,9 +86,8 @@ def measured(pieces: Pieces, model: nn.Module, inputs: Tensor, autocast: Context
                 coming.backward(torch.ones_like(coming))
                 marks.append((begin, mark(inputs.device)))
                 outputs.append(coming)
+                piece.zero_grad()
             rounds.append([seconds_between(*pair) for pair in marks])
-        for tensor in model.parameters():
-            tensor.grad = None
     return Measured(
         len(inputs),
         [min(of_piece) for of_piece in zip(*rounds, strict=True)],
@@ -121,19 +120,6 @@ def balanced(seconds: Sequence[float], num_stages: int) -> list[int]:
             for stop in range(min(best) + 1, len(seconds) + 1)
         }
     return best[len(seconds)][1][1:]
-
-
-def keep_only(model: nn.Module, kept: Sequence[nn.Module]) -> None:
-    """Remove from a model all parameters and buffers that are not in the modules `kept`.
-
-    The others keep their names.
-    """
-    tensors = {id(t) for module in kept for t in (*module.parameters(), *module.buffers())}
-    for module in model.modules():
-        for named in (module._parameters, module._buffers):
-            for name, tensor in named.items():
-                if tensor is not None and id(tensor) not in tensors:
-                    named[name] = None
 
 
 class StageModule(nn.Module):
@@ -226,7 +212,7 @@ class _Step(NamedTuple):
 
 
 class TimedStage(PipelineStage):
-    """A stage of a pipeline that times its passes and counts its messages."""
+    """A stage of a pipeline that times its passes."""
 
     def __init__(
         self,
@@ -249,7 +235,6 @@ class TimedStage(PipelineStage):
         """
         super().__init__(module, index, num_stages, device, **how)
         self._times = times
-        self.sent_bytes = self.received_bytes = 0
         self.expect(0.0, 0.0)
 
     def expect(self, from_before: float, from_behind: float) -> None:
@@ -274,26 +259,6 @@ class TimedStage(PipelineStage):
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **more: Any) -> None:
         with self._times.computing(), _own_errors():
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **more)
-
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[torch.distributed.P2POp]:
-        return self._count_sent(super().get_fwd_send_ops(fwd_chunk_id))
-
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[torch.distributed.P2POp]:
-        return self._count_sent(super().get_bwd_send_ops(bwd_chunk_id))
-
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[torch.distributed.P2POp]:
-        return self._count_received(super().get_fwd_recv_ops(fwd_chunk_id))
-
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[torch.distributed.P2POp]:
-        return self._count_received(super().get_bwd_recv_ops(bwd_chunk_id))
-
-    def _count_sent(self, messages: list[Any]) -> list[Any]:
-        self.sent_bytes += sum(m.tensor.numel() * m.tensor.element_size() for m in messages)
-        return messages
-
-    def _count_received(self, messages: list[Any]) -> list[Any]:
-        self.received_bytes += sum(m.tensor.numel() * m.tensor.element_size() for m in messages)
-        return messages
 
 
 @contextmanager

@@ -14,22 +14,23 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 
 from bsweep.config.run import RunConfig
 from bsweep.config.splitting import TensorConfig
 from bsweep.core.ranks import Place
 from bsweep.models import plans
-from bsweep.numerics.sharded_vector import ShardedVector, of_layers
+from bsweep.numerics.vector import layout, part_of
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.files import RunPaths
-from bsweep.strategies.ddp import exchange_lost
+from bsweep.strategies.ddp import InEachPass, exchange_lost
 from bsweep.strategies.groups import Wire, native
 from bsweep.strategies.sent_bytes import SentBytes
-from bsweep.strategies.splitting import Split
+from bsweep.strategies.splitting import Parts, Split
 
 
-class TensorParallel(Split):
+class TensorParallel(Split, InEachPass):
     def __init__(
         self, config: RunConfig, strategy: TensorConfig, place: Place, paths: RunPaths
     ) -> None:
@@ -41,16 +42,28 @@ class TensorParallel(Split):
         self._sent: dict[torch.Size | None, SentBytes] = {}
         self._for_losses = ExitStack()
 
-    def vector(self, model: nn.Module) -> ShardedVector:
-        mesh = self.mesh(model)
+    def vector(self, model: nn.Module) -> Parts:
+        slices, mesh = layout(model), self.mesh(model)
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         group = mesh.get_group("replica")
         self._between = Wire(group, self.replica, self.num_replicas, self.count)
-        plans.apply(plans.of(self._card, model), model, mesh["part"])
+        plans.apply(plans.of(self._card, model), model, mesh["part"], self.receive)
+        self.receive(model.modules())
         # Cross-entropy of logits of which each worker has some, and its backward pass.
         self._for_losses.enter_context(loss_parallel())
         model.register_forward_pre_hook(self._count_pass)
-        return ShardedVector(of_layers(model, mesh["part"], self._shapes))
+        # The optimizer sees DTensors alone. Those of undivided layers share the memory of the
+        # model's own tensors and of their gradients.
+        named = dict(model.named_parameters())
+        whole = {name: own for name, own in named.items() if not isinstance(own, DTensor)}
+        for name, own in whole.items():
+            same = DTensor.from_local(own.data, mesh["part"], [Replicate()], run_check=False)
+            named[name] = nn.Parameter(same, own.requires_grad)
+        vector = Parts(slices, named)
+        for name, own in whole.items():
+            gradient = named[name].grad
+            own.grad = None if gradient is None else part_of(gradient)
+        return vector
 
     @contextmanager
     def during_pass(self, *, is_last: bool) -> Iterator[None]:
@@ -59,8 +72,8 @@ class TensorParallel(Split):
 
     def step(self) -> None:
         if self.see_part:
-            self.see_part(self._parts.gradients)
-        self._sum_between_replicas(self._parts.gradients)
+            self.see_part(self._vector.gradients)
+        self._sum_between_replicas(self._vector.gradients)
         with exchange_lost(), ExitStack() as counting:
             self._watch(None, counting)
             self._optimizer.step()

@@ -39,7 +39,8 @@ def train(job: Job, cursor: Cursor | None) -> None:
     ):
         job.record(train_epoch(job, cursor, checkpoints))
         # A worker may hold a part of the parameters only.
-        if not math.isfinite(job.sums(job.vector.parameters.sum().double().view(1))[0]):
+        sums = torch.stack([part.sum().double() for part in job.vector.held])
+        if not math.isfinite(job.sums(sums.sum().view(1))[0]):
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
         cursor.checkpoint_seconds += checkpoints.after_epoch(cursor)
@@ -180,8 +181,8 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, host_joules: float
 def _worker_memory(job: Job, peak_bytes: int | None) -> tuple[dict[str, Any], ...]:
     """Return the memory of each worker, in the form of `WorkerMemory`."""
     memory_now = WorkerMemory(
-        parameter_bytes=job.vector.parameters.nbytes,
-        gradient_bytes=job.vector.gradients.nbytes,
+        parameter_bytes=sum(part.nbytes for part in job.vector.held),
+        gradient_bytes=job.vector.num_bytes,
         optimizer_bytes=optim.state_bytes(job.optimizer),
         peak_bytes=peak_bytes,
     )

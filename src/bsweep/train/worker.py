@@ -179,7 +179,9 @@ def set_up(
     )
     peers_check.refuse_unequal(workers)
     dtype = precision.stored(run_precision)
-    model = models.initial(config, dataset, device, dtype)
+    has_values = place.rank == 0 or not strategy.receives_model
+    at = device if has_values else torch.device("meta")
+    model = models.initial(config, dataset, at, dtype)
     layout = models.memory_format(config, model)
     facts = {**_parts(config.model, model), **peers_check.on_record(workers)}
     model_objective = objective.of(model, dataset.train_labels)

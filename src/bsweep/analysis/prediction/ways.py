@@ -53,7 +53,7 @@ class Way:
     `card` is None if each worker holds the whole model. `parameter_bytes` are those of the whole
     model, and `example_bytes` what the messages of an example take, by which the strategy's formula
     is multiplied. `bubbles` has the measured idle share by worker count, and `largest` the largest
-    local batch that fits, where a probe found it.
+    local batch that fits, where a probe found it. `precision` is that in which workers compute.
     """
 
     name: str = ""
@@ -62,6 +62,7 @@ class Way:
     example_bytes: float = 0.0
     bubbles: Mapping[int, float] = field(default_factory=dict)
     largest: Mapping[int, int] = field(default_factory=dict)
+    precision: str = "fp32"
 
     def local_batch(self, batch: int, workers: int, passes: int) -> float:
         """Return the examples of a pass of one worker, or of one group of workers that compute the
@@ -85,7 +86,7 @@ class Way:
         if self.card is None:
             return Cell(share, workers, passes, Form(self.name))
         card, num_parts = self.card, self.card.num_parts(workers)
-        of_parameters, of_examples = card.sent_in_pass(workers, passes)
+        of_parameters, of_examples = card.sent_in_pass(workers, passes, self.precision)
         in_group = batch / passes * num_parts / workers  # the examples of a replica
         sent = of_parameters * self.parameter_bytes + of_examples * self.example_bytes * in_group
         bubble = self.bubbles.get(workers, card.textbook_bubble(workers) or 0.0)
@@ -130,6 +131,7 @@ def ways_of(
             whole,
             _example_bytes(card, of, in_pass[of.index], whole),
             {int(str(workers)): float(bubble) for workers, bubble in measured.items()},
+            precision=str(of.iloc[0].get("precision")),
         )
     return shown, found
 

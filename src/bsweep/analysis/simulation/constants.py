@@ -91,6 +91,7 @@ class Constants:
     num_blocks: int = 12  # of the model, which sharded and tensor workers exchange one by one
     pieces: tuple[str, ...] = ()  # of the model, which pipelines cut between them; empty: unknown
     is_gpu: bool = False
+    precision: str = "fp32"  # in which the workers compute
     measured: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
@@ -143,6 +144,7 @@ def of_study(
         codec_seconds=_by_codec(steps),
         codec_shares=_codec_shares(steps),
         is_gpu=not runs["device"].eq("cpu").all(),
+        precision=str(runs["precision"].iloc[0]),
         measured=steps,
         **_of_model(study, runs),
     )
@@ -195,12 +197,14 @@ def of_probe(path: str | Path, parameter_bytes: float) -> Constants:
     timings = [one for one in probe_timings(path) if one.kind == "compute"]
     alone = [one._replace(cell=one.cell._replace(num_workers=1)) for one in timings]
     batches = [round(one.cell.local_batch) for one in alone]
+    workers = read_probe(path).workers
     return Constants(
         **_fitted(alone),
         parameter_bytes=parameter_bytes,
         local_batch=max(batches),
         source=f"measured in {path}",
-        largest_batches=tuple(one.largest_batch for one in read_probe(path).workers),
+        largest_batches=tuple(one.largest_batch for one in workers),
+        precision=workers[0].precision,
     )
 
 

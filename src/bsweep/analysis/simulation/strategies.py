@@ -339,9 +339,9 @@ def _groups(case: Case, card: Any) -> tuple[Numbers, Numbers]:
 
 @outcome.register
 def _(card: ShardedConfig, case: Case) -> Outcome:
-    width = 0.5 if card.reduce == "bf16" else 1.0
+    widths = card.gathered_width(case.constants.precision), 0.5 if card.reduce == "bf16" else 1.0
     blocks = case.constants.num_blocks if card.wrap == "blocks" else 1
-    return _gathering(case, _groups(case, card), blocks, card.reshard == "forward", width)
+    return _gathering(case, _groups(case, card), blocks, card.reshard == "forward", widths)
 
 
 @outcome.register
@@ -350,11 +350,15 @@ def _(card: DeepSpeedConfig, case: Case) -> Outcome:
         ring = collectives.ring(case.everyone, case.constants.parameter_bytes, case.network)
         return _then_exchange(case, ring)
     groups = case.everyone, case.everyone.T
-    return _gathering(case, groups, case.constants.num_blocks, True, 1.0)
+    return _gathering(case, groups, case.constants.num_blocks, True, (1.0, 1.0))
 
 
 def _gathering(
-    case: Case, groups: tuple[Numbers, Numbers], blocks: int, again: bool, width: float
+    case: Case,
+    groups: tuple[Numbers, Numbers],
+    blocks: int,
+    again: bool,
+    widths: tuple[float, float],
 ) -> Outcome:
     """Return the outcome of steps whose workers gather the parameters of one block after another,
     the next while they compute with one, and scatter the sum of its gradients.
@@ -364,11 +368,12 @@ def _gathering(
         groups: The workers that share one model, in rows, and those with the same part.
         blocks: The number of blocks.
         again: True if the backward pass gathers, too.
-        width: The bytes of a travelling gradient relative to fp32.
+        widths: The bytes of a gathered parameter and of a travelling gradient relative to fp32.
     """
     part = case.constants.parameter_bytes / blocks
     parts = groups[0].shape[1]
-    gathering = collectives.gather(groups[0], part)
+    gathered, width = widths
+    gathering = collectives.gather(groups[0], part * gathered)
     scattering = collectives.gather(groups[0], part * width)
     scattering += case.all_reduce(width * part / parts, groups[1])
     gather, scatter = case.exchange(gathering), case.exchange(scattering)
