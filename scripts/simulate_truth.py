@@ -27,7 +27,8 @@ import pandas as pd
 
 from bsweep.analysis import load
 from bsweep.analysis.published import published
-from bsweep.analysis.simulation import engine, simulate_from
+from bsweep.analysis.simulation.cases import Case
+from bsweep.analysis.simulation.choices import choice_of
 from bsweep.analysis.simulation.constants import (
     BEYOND,
     NUM_DRAWS,
@@ -35,11 +36,10 @@ from bsweep.analysis.simulation.constants import (
     Constants,
     of_study,
 )
-from bsweep.analysis.simulation.engine import Compute, Exchange, Wait
-from bsweep.analysis.simulation.network import Link, Network, parse_network
+from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
+from bsweep.analysis.simulation.rows import row_of
 from bsweep.analysis.simulation.spread import Spread
-from bsweep.analysis.simulation.strategies import FORWARD_SHARE
-from bsweep.analysis.simulation.words import ways_of
+from bsweep.analysis.simulation.strategies import FORWARD_SHARE, Clocks
 
 MEASURED = Path(__file__).parents[1] / "results/measured"
 PUBLISHED = Path(__file__).parents[1] / "results/published"
@@ -58,7 +58,6 @@ VGG16_SHARES = tuple(size / sum(VGG16_LAYERS) for size in VGG16_LAYERS)
 VGG16_SIDES = (224, 224, 112, 112, 56, 56, 56, 28, 28, 28, 14, 14, 14, 1, 1, 1)
 EVEN = ((1.0, 1.0),)
 Parts = tuple[tuple[float, float], ...]
-Operation = Compute | Exchange | Wait
 STUDIES: Mapping[str, tuple[int, Mapping[str, object]]] = {
     "strategies_1gbit": (2, {}),
     "parameter_sharding_1gbit": (4, {"layer_shares": VGG16_SHARES}),
@@ -103,10 +102,14 @@ def _own_links(constants: Constants) -> Network:
 
 def _row(constants: Constants, network: Network, way: str, workers: int, true: float) -> Row:
     """Return a comparison of the seconds of a step with measured ones."""
-    found = simulate_from(constants, {"": network}, ways_of(way, NO_RUNS), [workers])
-    cell = found.cells[found.cells["kind"] == "simulated"].iloc[0]
+    cell = row_of(_case(constants, network, way, workers))
     names = ("step_seconds", "step_seconds_low", "step_seconds_high")
-    return Row(way, true, *(float(cell[name]) for name in names))
+    return Row(way, true, *(cell[name] for name in names))
+
+
+def _case(constants: Constants, network: Network, way: str, workers: int) -> Case:
+    choice = choice_of(way, NO_RUNS).with_replicas(workers, constants)
+    return Case(constants, network, choice, workers, constants.local_batch, divides=False)
 
 
 def _step(constants: Constants, network: Network, way: str, workers: int) -> float:
@@ -167,7 +170,7 @@ def _ways_of(steps: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         texts.append(":".join(words))
     for way, runs in steps.groupby(texts):
         try:
-            ways_of(str(way), NO_RUNS)
+            choice_of(str(way), NO_RUNS)
         except ValueError:  # of a codec or an algorithm that bsweep does not have
             continue
         yield str(way), runs
@@ -341,13 +344,8 @@ def second_document() -> Iterator[Row]:
         seconds = hundred_steps * row["local_steps"].to_numpy(float) / 100
         speeds = tuple(float(seconds.max() / one) for one in seconds)
         constants = _known(float(seconds.max()), 6e8, speeds=speeds, local_batch=4)
-        found = simulate_from(
-            constants,
-            {"": parse_network("1gbit,100us")},
-            ways_of("diloco:sync_every=1", NO_RUNS),
-            [4],
-        )
-        cell = found.cells.iloc[0]
+        links = parse_network("1gbit,100us")
+        cell = row_of(_case(constants, links, "diloco:sync_every=1", 4))
         total = 4 * cell["waiting_share"] * cell["step_seconds"]
         yield Row(f"total idle of {method}", float(row["idle_seconds"].sum()), total)
 
@@ -554,40 +552,35 @@ def streaming_diloco() -> Iterator[Row]:
             ("fragments, late, FP4", middle, every, 1, 13 / 4),
         )  # fmt: skip
         for (way, sent, steps, late, bits), true in zip(ways, table, strict=True):
-            program = _fragments(layers, sent, steps, late)
-            step = functools.partial(
-                _step_of_program, program, steps, seconds, bits / 8 * parameters / layers
-            )
+            layer_bytes = bits / 8 * parameters / layers
+            step = functools.partial(_fragments, layers, sent, steps, late, seconds, layer_bytes)
             yield from _bandwidths(f"{model}, {way}", true, seconds, step)
 
 
-def _fragments(layers: int, sent: Collection[int], steps: int, late: int) -> list[Operation]:
-    """Return the program of a round of steps, in whose last backward pass some layers are
+def _fragments(
+    layers: int, sent: Collection[int], steps: int, late: int, seconds: float, layer_bytes: float,
+    network: Network,
+) -> float:  # fmt: skip
+    """Return the seconds of a step in rounds of steps, in whose last backward pass some layers are
     exchanged, which the next round needs after so many `late` steps.
     """
-    part = 1 / steps / layers
-    program: list[Operation] = [Compute(late / steps)]
-    for layer in range(layers):
-        program += [Wait(str(layer), 1)] if layer in sent else []
-        program += [Compute(FORWARD_SHARE * part)]
-    program += [Compute((steps - late - 1) / steps)]
-    for layer in reversed(range(layers)):
-        program += [Compute((1 - FORWARD_SHARE) * part)]
-        program += [Exchange(str(layer), np.empty(0))] if layer in sent else []
-    return program
-
-
-def _step_of_program(
-    program: Sequence[Operation], steps: int, seconds: float, layer_bytes: float, network: Network
-) -> float:
-    """Return the seconds of a step in rounds of steps, of which each computes so long."""
-    rounds = np.full(20, steps * seconds)
-    exchange = np.full(len(rounds), layer_bytes / network.link.bytes_per_second)
-    timed = [
-        one._replace(seconds=exchange) if isinstance(one, Exchange) else one for one in program
-    ]
-    found = engine.run(timed, rounds[:, None], engine.one_class(1))
-    return float(np.median(found)) / steps
+    clocks = Clocks(np.array([seconds / layers]))  # a step of one layer
+    exchange = np.array([layer_bytes / network.link.bytes_per_second])
+    exchanged: dict[int, Array] = {}
+    rounds = [0.0]
+    for _ in range(20):
+        clocks.compute(late * layers)
+        for layer in range(layers):
+            if layer in exchanged:
+                clocks.wait(exchanged[layer])
+            clocks.compute(FORWARD_SHARE)
+        clocks.compute((steps - late - 1) * layers)
+        for layer in reversed(range(layers)):
+            clocks.compute(1 - FORWARD_SHARE)
+            if layer in sent:
+                exchanged[layer] = clocks.exchange(exchange)
+        rounds.append(float(clocks.workers[0]))
+    return float(np.median(np.diff(rounds))) / steps
 
 
 COMPARISONS: Mapping[str, Callable[[], Iterator[Row]]] = {

@@ -1,5 +1,5 @@
-"""Simulated clusters: exchanges by their closed forms, folding, hand-computed schedules, and what a
-user is told.
+"""Simulated clusters: exchanges by their closed forms, hand-computed schedules, and what a user is
+told.
 """
 
 from __future__ import annotations
@@ -19,20 +19,15 @@ import pytest
 import bsweep
 from bsweep import allocation
 from bsweep.allocation import probes
-from bsweep.analysis.simulation import (
-    collectives,
-    passes,
-    simulate_from,
-    spread,
-    strategies,
-    uneven,
-    words,
-)
+from bsweep.analysis.simulation import collectives, passes, spread, strategies
+from bsweep.analysis.simulation.cases import Case
+from bsweep.analysis.simulation.choices import choice_of, choices_of
 from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants, of_study
-from bsweep.analysis.simulation.machines import machine
+from bsweep.analysis.simulation.machines import machine_of
 from bsweep.analysis.simulation.network import parse_network
+from bsweep.analysis.simulation.rows import row_of
 from bsweep.analysis.simulation.spread import Spread
-from bsweep.analysis.simulation.strategies import Case, Outcome
+from bsweep.analysis.simulation.strategies import Outcome
 from bsweep.cli import simulate as command
 from bsweep.cli.values import counts
 from bsweep.runlog.probe_file import PROBE_SCHEMA
@@ -58,11 +53,16 @@ def constants(**others: Any) -> Constants:
     })  # fmt: skip
 
 
+def case(text: str, num_workers: int, of: Constants | None = None, **others: Any) -> Case:
+    given = {"network": NETWORK, "local_batch": 8.0, **others}
+    return Case(
+        of or constants(), choice=choice_of(text, NO_RUNS), num_workers=num_workers, **given
+    )
+
+
 def steps(text: str, num_workers: int, of: Constants | None = None, **others: Any) -> Outcome:
-    (way,) = words.ways_of(text, NO_RUNS)
-    network = others.pop("network", NETWORK)
-    case = Case(of or constants(), network, way, num_workers, 8.0, **others)
-    return strategies.outcome(way.card, case)
+    simulated = case(text, num_workers, of, **others)
+    return strategies.outcome(simulated.choice.strategy, simulated)
 
 
 def seconds(name: str, num_workers: int, network: str = "1gbit,100us") -> float:
@@ -133,47 +133,7 @@ def test_a_latency_that_is_not_given_is_that_of_a_listed_link(
     assert not parse_network(f"{text},1us").published
 
 
-# Folding
-
 LIGHT = constants(parameter_bytes=1.0)
-UNEVEN = constants(
-    spread=Spread(0.2, 0.1, 7), speeds=(1.0, 0.5, 2.0),
-    exchange_factors=np.linspace(0.9, 1.1, NUM_DRAWS),
-)  # fmt: skip
-
-
-@pytest.mark.full(but=7)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "horovod:buckets=4",
-        "ddp:bucket_mb=10",
-        "allreduce:algorithm=tree",
-        "parameter_server:num_servers=2",
-        "diloco:sync_every=20:allocation=steps_by_speed",
-        "diloco:allocation=network_aware",
-        "sharded:replicas=2:reshard=step",
-        "tensor:replicas=2",
-        "deepspeed",
-    ],
-)
-def test_folding_alike_workers_changes_nothing(text: str) -> None:
-    folded, whole = (steps(text, 12, UNEVEN, is_folded=is_folded) for is_folded in (True, False))
-    np.testing.assert_array_equal(folded.step_seconds, whole.step_seconds)
-    assert folded.step_seconds.std() > 0
-
-
-def test_folding_replicas_of_a_pipeline_changes_nothing() -> None:
-    (way,) = words.ways_of("pipeline:replicas=3", NO_RUNS)
-    graph = passes.graph_of(way.card, 12, 5)
-    busy = np.random.default_rng(0).uniform(1, 2, (5, 3, 4))
-    whole = passes.step_ends(graph, busy, 0.1)[:, 0]
-    apart = [
-        max(passes.step_ends(graph, of_step[None, [replica]], 0.1)[0, 0] for replica in range(3))
-        for of_step in busy
-    ]
-    np.testing.assert_allclose(np.diff(whole, prepend=0), apart)
-
 
 # Strategies, by hand
 
@@ -248,28 +208,25 @@ def test_batches_and_steps_are_those_that_runs_choose(
     found = {"probed": probes.settings(config), "workers": workers, "exchange_seconds": 0.5}
     probes.write(config, {"schema": PROBE_SCHEMA, **found})
     run = allocation.fill_in(config)
-    (way,) = words.ways_of(f"diloco:allocation={name}", NO_RUNS)
-    mean = uneven.batches(way, of, 3, 14, asked).mean()
-    case = Case(of, NETWORK, way, 3, mean, asked_batch=asked)
-    np.testing.assert_allclose(case.batches, run.local_batches, atol=off)
-    case.__dict__["batches"] = np.array(run.local_batches, float)
-    every = strategies._steps_between(case, 50, [], 0.0)
-    assert [*case.local_steps(every)] == [*(run.local_steps or [50] * 3)]
+    own = f"diloco:sync_every=50:allocation={name}"
+    simulated = case(own, 3, of, local_batch=asked or 14, divides=not asked)
+    np.testing.assert_allclose(simulated.batches, run.local_batches, atol=off)
+    simulated.__dict__["batches"] = np.array(run.local_batches, float)
+    every = strategies.outcome(simulated.choice.strategy, simulated).steps_each
+    assert [*simulated.local_steps(every)] == [*(run.local_steps or [50] * 3)]
 
 
 def test_workers_with_more_memory_take_larger_batches() -> None:
     """AdamW's state and all else of a model of 20 million parameters are 320 MB."""
     of = constants(memories=(1.32, 4.32), speeds=(1.0, 4.0))
-    ways = words.ways_of(
-        "horovod:allocation=batch_by_memory,diloco:allocation=batch_by_memory", NO_RUNS
-    )
-    found = [uneven.batches(way, of, 3, 0.0, 8) for way in ways]
-    assert [*found[0]] == [8, 32, 8]
-    assert found[1][1] > 32  # the anchor and the momentum take as much of either memory
-    cells = simulate_from(of, {"free": FREE}, ways[:1], [2]).cells.iloc[0]
+    horovod, diloco = (f"{name}:allocation=batch_by_memory" for name in ("horovod", "diloco"))
+    assert [*case(horovod, 3, of, divides=False).batches] == [8, 32, 8]
+    # The anchor and the momentum take as much of either memory.
+    assert case(diloco, 3, of, divides=False).batches[1] > 32
+    cells = row_of(case(horovod, 2, of, network=FREE, divides=False))
     assert (cells["global_batch"], cells["local_batch"]) == (40, 20)
     assert cells["step_seconds"] == pytest.approx(0.1 + 0.05 * 8, rel=0.01)  # not 0.425 of the fast
-    shared = simulate_from(of, {"free": FREE}, ways[:1], [2], global_batch=80).cells.iloc[0]
+    shared = row_of(case(horovod, 2, of, network=FREE, local_batch=40))
     assert shared["step_seconds"] == pytest.approx(0.1 + 0.05 * 16, rel=0.01)
 
 
@@ -355,16 +312,15 @@ def test_workers_of_one_node_pass_activations_on_its_inner_links() -> None:
 def test_asynchronous_servers_gain_nothing_if_one_worker_is_always_slow() -> None:
     of = constants(pass_seconds=np.zeros(NUM_DRAWS), example_seconds=np.full(NUM_DRAWS, 1 / 8),
                    speeds=(1.0, 0.5), parameter_bytes=1.0)  # fmt: skip
-    (way,) = words.ways_of("parameter_server:consistency=asynchronous", NO_RUNS)
-    row = simulate_from(of, {"free": FREE}, [way], [2]).cells.iloc[0]
+    row = row_of(case("parameter_server:consistency=asynchronous", 2, of, network=FREE))
     assert row["examples_per_second"] == pytest.approx(8.0, rel=1e-3)
     assert row["waiting_share"] == pytest.approx(0.25, rel=1e-3)
 
 
 def test_the_speed_up_of_a_divided_batch_is_over_one_worker_with_it() -> None:
-    cells = simulate_from(
-        constants(), {"free": FREE}, words.ways_of("allreduce", NO_RUNS),
-        [1, 4], global_batch=1024,
+    cells = bsweep.simulate(
+        machine="h100", flops_per_example=1e10, parameters=1.0, network="100tbit,1ns",
+        strategies="allreduce", workers=[1, 4], global_batch=1024,
     ).cells  # fmt: skip
     alone = cells.set_index("num_workers")["speed_up"]
     assert alone[1] == pytest.approx(1.0, rel=1e-6)
@@ -372,12 +328,12 @@ def test_the_speed_up_of_a_divided_batch_is_over_one_worker_with_it() -> None:
 
 
 def test_stages_of_hand_computed_length_end_when_they_should() -> None:
-    (way,) = words.ways_of("pipeline:schedule=gpipe:microbatches=2", NO_RUNS)
-    graph = passes.graph_of(way.card, 2, 1)
+    card = choice_of("pipeline:schedule=gpipe:microbatches=2", NO_RUNS).strategy
     # Forward 1 s and 2 s, backward 2 s and 4 s a micro-batch; messages take 0.5 s.
-    ends = passes.step_ends(graph, np.array([[[12.0, 24.0]]]), 0.5)
+    busy, messages = np.array([[[12.0, 24.0]]]), np.array([[0.0, 0.5], [0.5, 0.0]])
+    found = passes.step_seconds(passes.stages_of(card, 2), busy, messages, 2)
     # F: 0-1, 1-2 and 1.5-3.5, 3.5-5.5; B: 5.5-9.5, 9.5-13.5, then 14-16 on the first worker.
-    assert ends[0, 0] == pytest.approx(16.0)
+    assert found[0, 0] == pytest.approx(16.0)
 
 
 @pytest.mark.parametrize(
@@ -602,17 +558,16 @@ def test_more_workers_than_measured_are_doubted_more() -> None:
         "strategy": ["horovod"], "compression": ["none"], "num_workers": [2], "local_batch": [8],
         "step_seconds": [1.0],
     })  # fmt: skip
-    (own,), (other,) = words.ways_of("horovod", NO_RUNS), words.ways_of("allreduce", NO_RUNS)
     known = constants(measured=runs, beyond=0.1, other_way=0.2)
     doubts = {
-        workers: [Case(known, NETWORK, way, workers, 8.0).doubt for way in (own, other)]
+        workers: [case(name, workers, known).doubt for name in ("horovod", "allreduce")]
         for workers in (1, 2, 4, 8)
     }
     assert doubts[1] == [0, 0]
     assert doubts[2] == pytest.approx([0, 0.2])
     assert doubts[4] == pytest.approx([0.1, math.hypot(0.1, 0.2)])
     assert doubts[8] == pytest.approx([0.1 * 2**0.5, math.hypot(0.1 * 2**0.5, 0.2)])
-    nothing = Case(constants(beyond=0.1, other_way=0.2), NETWORK, own, 4, 8.0)
+    nothing = case("horovod", 4, constants(beyond=0.1, other_way=0.2))
     assert nothing.doubt == pytest.approx(math.hypot(0.1 * 2**0.5, 0.2))
 
 
@@ -679,7 +634,7 @@ def test_a_machine_has_the_link_that_its_vendor_states() -> None:
         "machine": "rtx4090", "flops_per_example": 1e12, "parameters": 1e9, "workers": [64],
         "strategies": "allreduce", "num_steps": 20,
     }  # fmt: skip
-    found, link = bsweep.simulate(**given), machine("rtx4090").link
+    found, link = bsweep.simulate(**given), machine_of("rtx4090").link
     assert f"Links: {link} a node, as published, not measured." in found.notes
     assert any(note.startswith("Latencies that --network does not give") for note in found.notes)
     other = bsweep.simulate(**given, network="1gbit,50us")
@@ -752,10 +707,10 @@ def test_measured_rows_are_of_the_way_that_is_simulated_and_the_studys_own_links
 def test_a_setting_that_runs_have_as_null_is_their_own() -> None:
     """Of the runs with parameter servers, three have two servers, and six `num_servers: null`."""
     runs = bsweep.load(STRATEGIES_1GBIT, mix=True).runs
-    one, two = words.ways_of("parameter_server,parameter_server:num_servers=2", runs)
-    assert one.card.num_shards(64) > 2
-    assert one.of(runs)["strategy.num_servers"].isna().all()
-    assert not two.of(runs)["strategy.num_servers"].isna().any()
+    default, two = choices_of("parameter_server,parameter_server:num_servers=2", runs)
+    assert default.strategy.num_shards(64) > 2
+    assert default.runs_of(runs)["strategy.num_servers"].isna().all()
+    assert not two.runs_of(runs)["strategy.num_servers"].isna().any()
 
 
 def test_ddp_sends_what_its_hook_leaves() -> None:

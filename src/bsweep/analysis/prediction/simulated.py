@@ -18,10 +18,11 @@ from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.selection import Observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.simulation import Constants, links_of, not_known
+from bsweep.analysis.simulation.cases import Case
+from bsweep.analysis.simulation.choices import Choice, choice_of
 from bsweep.analysis.simulation.constants import NUM_DRAWS
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
-from bsweep.analysis.simulation.strategies import Case, Outcome, outcome
-from bsweep.analysis.simulation.words import Way, way_of
+from bsweep.analysis.simulation.strategies import outcome
 from bsweep.config.run import RunConfig
 from bsweep.config.values import check_above_zero
 
@@ -65,21 +66,21 @@ def with_simulated(
     """
     words, codec = links_and_codec(network)
     links = links_of(constants, words, seen.study.name)
-    ways = {str(name): _way(runs, codec) for name, runs in seen.runs.groupby("way")}
+    choices = {str(name): _choice(runs, codec) for name, runs in seen.runs.groupby("way")}
     found: dict[Cell, Array] = {}
     kept: list[Key] = []
     refused: dict[str, str] = {}
-    simulated: dict[str, Way] = {}
+    simulated: dict[str, Choice] = {}
     for batch, workers, passes, name in of:
         cell = seen.ways[name].cell(batch, workers, passes)
-        if name in ways and workers > _most_timed(step_time, cell.form.strategy):
+        if name in choices and workers > _most_timed(step_time, cell.form.strategy):
             local = seen.ways[name].local_batch(batch, workers, passes)
-            if problem := ways[name].problem(workers, local, constants):
+            if problem := choices[name].problem(workers, local, constants):
                 refused.setdefault(name, problem)
                 continue
-            case = Case(constants, links, ways[name], workers, local, _NUM_STEPS, passes=passes)
+            case = Case(constants, links, choices[name], workers, local, _NUM_STEPS, passes=passes)
             found[cell] = _log_seconds(step_time, cell, case)
-            simulated[name] = ways[name]
+            simulated[name] = choices[name]
         kept.append((batch, workers, passes, name))
     if not found:
         raise ValueError(next(iter(refused.values()), _NONE))
@@ -142,7 +143,7 @@ def check_networks(
         if links != "measured":
             parse_network(links)
         try:
-            way_of(f"horovod:compression={codec or 'none'}", pd.DataFrame())
+            choice_of(f"horovod:compression={codec or 'none'}", pd.DataFrame())
         except ValueError as error:
             raise ValueError(f"--network {text}: {error}") from None
 
@@ -170,16 +171,17 @@ def _problem(config: RunConfig, network: str, of: Constants) -> str:
     words, codec = links_and_codec(network)
     links = Network(FREE) if words == "measured" else parse_network(words)
     text = f"{config.strategy.name}:compression={codec or config.compression.name}"
+    if config.strategy.can.uses_horovod and hasattr(config.strategy, "algorithm"):
+        text += ":algorithm=horovod"
     problem = ""
     for workers in _DOUBLINGS[:0:-1]:
         try:
-            way = replace(
-                way_of(text, pd.DataFrame()), card=config.strategy, optimizer=config.optimizer,
-                model=config.model,
-            )  # fmt: skip
-            problem = way.problem(workers, config.examples_per_pass, of)
+            choice = choice_of(text, pd.DataFrame())
+            cards = replace(choice.config, strategy=config.strategy, optimizer=config.optimizer)
+            choice = replace(choice, config=cards, model=config.model)
+            problem = choice.problem(workers, config.examples_per_pass, of)
             if not problem:
-                outcome(way.card, Case(of, links, way, workers, 1.0, NUM_DRAWS))
+                outcome(choice.strategy, Case(of, links, choice, workers, 1.0, NUM_DRAWS))
                 return ""
         except ValueError as error:
             problem = error.args[0]
@@ -203,14 +205,14 @@ def links_and_codec(text: str) -> tuple[str, str]:
     return links, codecs[0] if codecs else ""
 
 
-def _way(runs: pd.DataFrame, codec: str) -> Way:
-    """Return the way of the runs of one way of sharing the model, for a simulation, with another
-    codec if one is given.
+def _choice(runs: pd.DataFrame, codec: str) -> Choice:
+    """Return the strategy of the runs of one way of sharing the model, for a simulation, with
+    another codec if one is given.
     """
     run = runs.iloc[0]
     codec = codec or str(run["compression"])
     text = str(run["strategy"]) + f":compression={codec}" * (codec not in ("none", "", "nan"))
-    return way_of(text, runs)
+    return choice_of(text, runs)
 
 
 def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:
@@ -221,7 +223,7 @@ def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:
     Exchanges that were not measured, and those of more workers, may be wrong by one factor in all
     draws.
     """
-    steps: Outcome = outcome(case.way.card, case)
+    steps = outcome(case.choice.strategy, case)
     alike = steps.mean_seconds / float(np.mean(1 / case.speeds))
     blocks = np.array_split(steps.step_seconds / alike, NUM_DRAWS)
     stretch = np.sort([block.mean() for block in blocks])

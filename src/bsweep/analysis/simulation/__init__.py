@@ -2,8 +2,9 @@
 with each strategy, on so many workers and such a network.
 
 A simulation has constants (`constants`, `machines`), links (`network`), exchanges as their messages
-(`collectives`), and steps as programs or graphs (`strategies`, `passes`, `servers`), whose events
-SimPy orders (`engine`). `simulate` puts them together.
+(`collectives`), strategies as a user names them (`choices`) on a number of workers (`cases`), and
+the seconds of their steps (`strategies`, `passes`, `servers`). `simulate` makes a table of them
+(`rows`).
 """
 
 from __future__ import annotations
@@ -12,29 +13,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.loading import load
 from bsweep.analysis.simulation import constants as constants_of
-from bsweep.analysis.simulation import machines, result, uneven
-from bsweep.analysis.simulation.constants import Constants
+from bsweep.analysis.simulation import machines, rows
+from bsweep.analysis.simulation.cases import Case
+from bsweep.analysis.simulation.choices import Choice, choice_of, choices_of
+from bsweep.analysis.simulation.constants import NUM_DRAWS, PARAMETER_BYTES, Constants
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
-from bsweep.analysis.simulation.result import Simulation
-from bsweep.analysis.simulation.strategies import Case, outcome, with_replicas
-from bsweep.analysis.simulation.words import Way, way_of, ways_of
+from bsweep.analysis.simulation.rows import Simulation
 from bsweep.config.values import check_above_zero, counts
 from bsweep.core.words import counted, listed
 
-__all__ = [
-    "Constants",
-    "Simulation",
-    "links_of",
-    "not_known",
-    "simulate",
-    "simulate_from",
-]
+__all__ = ["Constants", "Simulation", "links_of", "not_known", "simulate"]
 
 STRATEGIES = "horovod,parameter_server,diloco"
 _MOST_WORKERS = 65_536
@@ -71,7 +66,7 @@ def simulate(
         network: The links between them, such as `25gbit,10us`; see `parse_network`. `measured`:
             links as the study's own exchanges had them. Several are compared. None: `measured`, or
             with a machine what its vendor states.
-        strategies: Names of strategies, joined by commas or as a list; see `ways_of`.
+        strategies: Names of strategies, joined by commas or as a list; see `choices_of`.
         local_batch: The examples of a worker's pass; None: the most frequent in the study.
         global_batch: The examples of a step of all workers, in place of a local batch.
         measured_network: The links on which the study was measured. What its exchanges took beyond
@@ -100,24 +95,62 @@ def simulate(
             example each. The message says what to do.
         FileNotFoundError: If there is no such folder of a study.
     """
-    known = load(study, mix=True) if isinstance(study, str | Path) else study
-    found, of = _constants(known, where, parameters, probe, machine, flops_per_example, local_batch)
-    found = _adjusted(found, example_bytes, speeds, memories, measured_network)
-    name, runs = (known.name, known.runs) if known else ("the constants' source", pd.DataFrame())
-    network = (of.link if of else "") or "measured" if network is None else network
+    numbers: list[tuple[str, float | None, float | str]] = [
+        ("parameters", parameters, "11e6"), ("flops-per-example", flops_per_example, "12e9"),
+        ("example-bytes", example_bytes or None, "4e6"), ("local-batch", local_batch, 64),
+        ("global-batch", global_batch, 1024),
+        ("price-per-worker-hour", price_per_worker_hour, 2.5),
+        *(("speeds", speed, 0.5) for speed in speeds),
+        *(("memories", memory, 80) for memory in memories),
+    ]  # fmt: skip
+    for option, value, example in numbers:
+        check_above_zero(option, value, example)
+    worker_counts = _worker_counts(workers, num_steps)
+    study = load(study, mix=True) if isinstance(study, str | Path) else study
+    name, runs = (study.name, study.runs) if study else ("the constants' source", pd.DataFrame())
+    constants, vendor = _source(
+        study, where, parameters, probe, machine, flops_per_example, local_batch
+    )
+    constants = replace(
+        constants_of.with_measured(constants, measured_network),
+        example_bytes=constants.example_bytes if example_bytes is None else example_bytes,
+        speeds=tuple(speeds) or constants.speeds,
+        memories=tuple(memories) or constants.memories,
+        largest_batches=() if memories else constants.largest_batches,
+    )
     networks = [network] if isinstance(network, str) else network
-    _check_networks(networks, measured_network, found)
-    links = {one: machines.within(links_of(found, one, name), of) for one in networks}
-    ways = ways_of(",".join([strategies] if isinstance(strategies, str) else strategies), runs)
-    simulation = simulate_from(
-        found, links, ways, counts("--workers", workers), local_batch=local_batch,
-        global_batch=global_batch, price_per_worker_hour=price_per_worker_hour,
-        num_steps=num_steps, seed=seed, progress=progress,
-    )  # fmt: skip
-    if of is None:
-        return simulation
-    of_machine = machines.notes(of, found, ways, simulation.cells)
-    return replace(simulation, notes=(*simulation.notes, *of_machine))
+    if networks is None:
+        networks = [(vendor.link if vendor else "") or "measured"]
+    _check_networks(networks, measured_network, constants)
+    links = {text: machines.within(links_of(constants, text, name), vendor) for text in networks}
+    choices = choices_of(strategies if isinstance(strategies, str) else ",".join(strategies), runs)
+    batch = local_batch or constants.local_batch
+    alone = choice_of("single", pd.DataFrame())
+    template = Case(constants, Network(FREE), alone, 1, batch, num_steps, seed, divides=False)
+    cases, left_out = _cases(template, choices, worker_counts, global_batch)
+    simulated = [_row(case, network, progress) for network, case in product(links.items(), cases)]
+    measured = list(rows.measured_rows(constants, choices, simulated))
+    even = replace(constants, speeds=(1.0,))
+    lone_rates = rows.lone_rates(
+        replace(template, constants=even, local_batch=global_batch or batch)
+    )
+    cells = rows.compared([*simulated, *measured], lone_rates, price_per_worker_hour)
+    notes = [*_notes(constants, choices, links.values(), bool(measured)), *left_out]
+    notes += [*rows.knees(cells)]
+    notes += machines.notes(vendor, constants, choices, cells) if vendor else []
+    return Simulation(cells, tuple(notes))
+
+
+def _row(
+    case: Case, network: tuple[str, Network], progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Simulate a case on a network, which has a name, and return the row of the table."""
+    progress(f"{case.choice.name} on {case.num_workers}")
+    name, links = network
+    try:
+        return {"network": name, **rows.row_of(replace(case, network=links))}
+    except ValueError as error:
+        raise ValueError(f"--strategies {case.choice.name}: {error}") from None
 
 
 def _check_networks(
@@ -132,193 +165,101 @@ def _check_networks(
         )
 
 
-def _adjusted(
-    constants: Constants,
-    example_bytes: float | None,
-    speeds: Sequence[float],
-    memories: Sequence[float],
-    measured_network: str | None,
-) -> Constants:
-    """Return constants with what a user knows better; see `simulate`."""
-    check_above_zero("example-bytes", example_bytes or None, "4e6")
-    for speed in speeds:
-        check_above_zero("speeds", speed, 0.5)
-    for memory in memories:
-        check_above_zero("memories", memory, 80)
-    if example_bytes is not None:
-        constants = replace(constants, example_bytes=example_bytes)
-    if speeds:
-        constants = replace(constants, speeds=tuple(speeds))
-    if memories:
-        constants = replace(constants, memories=tuple(memories), largest_batches=())
-    return constants_of.with_measured(constants, measured_network)
-
-
-def simulate_from(
-    constants: Constants,
-    networks: Mapping[str, Network],
-    ways: Sequence[Way],
-    workers: Sequence[int],
-    *,
-    local_batch: float | None = None,
-    global_batch: int | None = None,
-    price_per_worker_hour: float | None = None,
-    num_steps: int = 100,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Simulation:
-    """Simulate training steps from constants and links that are known; see `simulate`.
-
-    Args:
-        constants: The constants.
-        networks: The links, by the words for them.
-        ways: The ways to exchange.
-        workers: The numbers of workers.
-        local_batch: See `simulate`.
-        global_batch: See `simulate`.
-        price_per_worker_hour: See `simulate`.
-        num_steps: See `simulate`.
-        seed: See `simulate`.
-        progress: See `simulate`.
-
-    Returns:
-        The seconds of a step for each way and number of workers, and notes.
+def _cases(
+    template: Case, choices: Sequence[Choice], counts: Sequence[int], global_batch: int | None
+) -> tuple[list[Case], list[str]]:
+    """Return each strategy on each number of workers that bsweep can train so, and sentences about
+    the numbers that are left out.
 
     Raises:
-        ValueError: If workers have less than one example each, or a way cannot be simulated.
+        ValueError: If a strategy's settings contradict each other on any number of workers, or no
+            number of workers is left for any strategy.
     """
-    _check_counts(workers, num_steps)
-    check_above_zero("local-batch", local_batch, 64)
-    check_above_zero("global-batch", global_batch, 1024)
-    check_above_zero("price-per-worker-hour", price_per_worker_hour, 2.5)
-    local = local_batch or constants.local_batch
-    cells, left_out = _cells(constants, ways, sorted(set(workers)), local, global_batch)
-    rows = []
-    for name, (way, count, batch) in product(networks, cells):
-        progress(f"{way.name} on {count}")
-        case = Case(
-            constants, networks[name], way, count, batch, num_steps, seed,
-            asked_batch=None if global_batch else local,
-        )  # fmt: skip
-        try:
-            steps = outcome(way.card, case)
-        except ValueError as error:
-            raise ValueError(f"--strategies {way.name}: {error}") from None
-        rows.append({"network": name, **result.row_of(case, steps)})
-    rows += result.measured_rows(constants, ways, pd.DataFrame(rows))
-    lone = _lone(constants, global_batch or local, num_steps, seed)
-    alone = result.lone_rates(lone, outcome(lone.way.card, lone))
-    table = result.compared(rows, alone, price_per_worker_hour)
-    has_measured = bool(table["kind"].eq(result.MEASURED).any())
-    first = _notes(constants, ways, networks.values(), has_measured)
-    notes = (*first, *left_out, *result.knees(table))
-    return Simulation(table, notes)
-
-
-def _lone(constants: Constants, batch: float, num_steps: int, seed: int) -> Case:
-    """Return the case of one worker alone, with which the others are compared."""
-    return Case(
-        replace(constants, speeds=(1.0,)), Network(FREE), way_of("single", pd.DataFrame()), 1,
-        batch, num_steps, seed,
-    )  # fmt: skip
-
-
-def _cells(
-    constants: Constants,
-    ways: Sequence[Way],
-    counts: Sequence[int],
-    local: float,
-    global_batch: int | None,
-) -> tuple[list[tuple[Way, int, float]], list[str]]:
-    """Return each way on each number of workers that bsweep can train so, with a worker's batch,
-    and sentences about the numbers that are left out.
-
-    Raises:
-        ValueError: If a way's settings contradict each other on any number of workers, or no number
-            of workers is left for any way.
-    """
-    cells, notes, problems = [], [], {}
-    for way in ways:
+    cases, notes, problems = [], [], {}
+    for choice in choices:
         refused = {}
         for count in counts:
-            own = with_replicas(way, count, constants)
-            batch, problem = _batch(own, count, local, global_batch, constants)
-            if problem:
+            case = _case(template, choice, count, global_batch)
+            if problem := _problem(case, global_batch):
                 refused[count] = problem
             else:
-                cells.append((own, count, batch))
+                cases.append(case)
         if not refused:
             continue
-        first = next(iter(refused.values()))
-        problems[way.name] = first
+        problem = next(iter(refused.values()))
+        problems[choice.name] = problem
         if len(refused) == len(counts) and all(
-            _batch(with_replicas(way, count, constants), count, local, None, constants)[1]
-            for count in range(1, _FEW_WORKERS + 1)
+            _problem(_case(template, choice, count, None)) for count in range(1, _FEW_WORKERS + 1)
         ):
-            raise ValueError(f"--strategies {way.name}: {first}")
-        notes.append(f"{way.name}: not on {_workers([*refused])}: {first}")
-    if not cells:
-        raise ValueError("\n".join(f"--strategies {name}: {of}" for name, of in problems.items()))
-    return cells, notes
+            raise ValueError(f"--strategies {choice.name}: {problem}")
+        several = listed([*refused]) if len(refused) > 1 else next(iter(refused))
+        notes.append(f"{choice.name}: not on {counted(several, 'worker')}: {problem}")
+    if not cases:
+        raise ValueError("\n".join(f"--strategies {name}: {problems[name]}" for name in problems))
+    return cases, notes
 
 
-def _workers(counts: Sequence[int]) -> str:
-    return counted(listed(counts) if len(counts) > 1 else counts[0], "worker")
+def _case(template: Case, choice: Choice, count: int, global_batch: int | None) -> Case:
+    """Return the case of a strategy on a number of workers, which divide the global batch, if there
+    is one.
 
-
-def _check_counts(workers: Sequence[int], num_steps: int) -> None:
-    if not workers or min(workers) < 1 or max(workers) > _MOST_WORKERS:
-        raise ValueError(
-            f"--workers {', '.join(map(str, workers))}: give numbers from 1 to {_MOST_WORKERS:,}, "
-            "such as 1,2,4,8 or 1..4096."
-        )
-    if num_steps < constants_of.NUM_DRAWS:
-        raise ValueError(f"--steps {num_steps}: simulate {constants_of.NUM_DRAWS} or more.")
-
-
-def _batch(
-    way: Way, count: int, local: float, global_batch: int | None, of: Constants
-) -> tuple[float, str]:
-    """Return the mean local batch of workers, and why they cannot train so, or an empty text."""
-    mean = _local_batch(way, count, local, global_batch)
-    groups = way.card.data_parallel_size(count)
-    if global_batch and global_batch % groups and not way.allocation_card.shares_batches:
-        return mean, (
-            f"--global-batch {global_batch} cannot be divided by {groups}. Choose a multiple, such "
-            f"as {global_batch // groups * groups}."
-        )
-    if problem := way.problem(count, mean, of):
-        return mean, problem
-    try:
-        shared = uneven.batches(way, of, count, mean, None if global_batch else local)
-    except ValueError as error:
-        return mean, error.args[0]
-    return float(shared.mean()), ""
-
-
-def _local_batch(way: Way, count: int, local: float, global_batch: int | None) -> float:
-    """Return the examples of a pass of each worker, or group of workers with the same examples."""
+    Raises:
+        ValueError: If workers, or groups of workers with the same examples, have less than one.
+    """
+    divided = choice.with_replicas(count, template.constants)
+    case = replace(template, choice=divided, num_workers=count, divides=bool(global_batch))
     if global_batch is None:
-        return local
-    groups = way.card.data_parallel_size(count)
+        return case
+    groups = divided.strategy.data_parallel_size(count)
     if global_batch < groups:
         raise ValueError(
             f"--global-batch {global_batch} on {count} workers leaves less than one example for "
             f"each: use --workers up to {global_batch}, or a larger --global-batch."
         )
-    return global_batch / groups
+    return replace(case, local_batch=global_batch / groups)
 
 
-def _constants(
+def _problem(case: Case, global_batch: int | None = None) -> str:
+    """Return why workers cannot train so, or an empty text."""
+    groups = case.choice.strategy.data_parallel_size(case.num_workers)
+    if global_batch and global_batch % groups and not case.choice.allocation.shares_batches:
+        return (
+            f"--global-batch {global_batch} cannot be divided by {groups}. Choose a multiple, such "
+            f"as {global_batch // groups * groups}."
+        )
+    try:
+        problem = case.choice.problem(case.num_workers, case.local_batch, case.constants)
+        _ = problem or case.batches  # which memories may not hold
+    except ValueError as error:
+        return str(error.args[0])
+    return problem
+
+
+def _worker_counts(workers: int | str | Sequence[int], num_steps: int) -> list[int]:
+    """Return the numbers of workers in ascending order, each once.
+
+    Raises:
+        ValueError: If there are none, or too many workers, or too few steps.
+    """
+    ordered = sorted(set(counts("--workers", workers)))
+    if not ordered or ordered[-1] > _MOST_WORKERS:
+        raise ValueError(
+            f"--workers {', '.join(map(str, ordered))}: give numbers from 1 to {_MOST_WORKERS:,}, "
+            "such as 1,2,4,8 or 1..4096."
+        )
+    if num_steps < NUM_DRAWS:
+        raise ValueError(f"--steps {num_steps}: simulate {NUM_DRAWS} or more.")
+    return ordered
+
+
+def _source(
     study: Study | None, where: Mapping[str, str] | None, parameters: float | None,
     probe: str | Path | None, machine: str | None, flops_per_example: float | None,
     local_batch: int | None,
 ) -> tuple[Constants, machines.Machine | None]:  # fmt: skip
     """Return the constants of the one source that was given, and the machine, if it is one."""
-    check_above_zero("parameters", parameters, "11e6")
-    check_above_zero("flops-per-example", flops_per_example, "12e9")
     sources = {"a study": study, "--probe": probe, "--machine": machine}
-    given = [name for name, one in sources.items() if one is not None]
+    given = [name for name, source in sources.items() if source is not None]
     if len(given) != 1:
         raise ValueError(
             f"constants come from one source, but {' and '.join(given) or 'none'} was given: use "
@@ -333,16 +274,16 @@ def _constants(
         return constants_of.of_study(study, where, parameters), None
     if parameters is None:
         raise ValueError(f"{given[0]} does not say how large the model is: give --parameters 11e6.")
-    num_bytes = parameters * constants_of.PARAMETER_BYTES
+    num_bytes = parameters * PARAMETER_BYTES
     if probe is not None:
         return constants_of.of_probe(probe, num_bytes), None
-    of = machines.machine(str(machine))
+    vendor = machines.machine_of(str(machine))
     if flops_per_example is None:
         raise ValueError(
             f"--machine {machine}: say what a training step computes for an example, as in "
             "--flops-per-example 12e9. It is 6 times the parameters for each token of a text."
         )
-    return machines.of_machine(of, flops_per_example, num_bytes, local_batch or 32), of
+    return machines.of_machine(vendor, flops_per_example, num_bytes, local_batch or 32), vendor
 
 
 def links_of(constants: Constants, network: str, name: str) -> Network:
@@ -361,13 +302,11 @@ def links_of(constants: Constants, network: str, name: str) -> Network:
     """
     measured = constants.network
     if network != "measured":
-        found = parse_network(network)
-        if measured is None:
-            return found
+        host = measured or Network(FREE)
         return replace(
-            found,
-            message_seconds=measured.message_seconds,
-            byte_seconds=measured.byte_seconds,
+            parse_network(network),
+            message_seconds=host.message_seconds,
+            byte_seconds=host.byte_seconds,
         )
     if measured is None:
         raise ValueError(
@@ -378,44 +317,51 @@ def links_of(constants: Constants, network: str, name: str) -> Network:
 
 
 def _notes(
-    constants: Constants, ways: Sequence[Way], networks: Iterable[Network], has_measured: bool
-) -> list[str]:
-    rows = "All rows but the measured ones" if has_measured else "All rows"
-    notes = [f"Computing: {constants.source}. {rows} are simulated."]
+    constants: Constants, choices: Sequence[Choice], networks: Iterable[Network], has_measured: bool
+) -> Iterator[str]:
+    rows_simulated = "All rows but the measured ones" if has_measured else "All rows"
+    yield f"Computing: {constants.source}. {rows_simulated} are simulated."
     if constants.network is None:
-        notes.append("No exchange was measured: links are as described, and hosts cost nothing.")
-    notes += [one[0].upper() + one[1:] for one in not_known(constants, ways, networks)]
-    codecs = dict.fromkeys(str(way.codec.name) for way in ways if way.codec.builds)
-    if unknown := [name for name in codecs if name not in constants.codec_seconds]:
-        notes.append(f"The seconds of {listed(unknown)} are not known: they take no time here.")
-    return notes
+        yield "No exchange was measured: links are as described, and hosts cost nothing."
+    for doubt in not_known(constants, choices, networks):
+        yield doubt[0].upper() + doubt[1:]
+    codecs = dict.fromkeys(
+        str(choice.config.compression.name)
+        for choice in choices
+        if choice.config.compression.builds
+    )
+    if untimed := [codec for codec in codecs if codec not in constants.codec_seconds]:
+        yield f"The seconds of {listed(untimed)} are not known: they take no time here."
 
 
 def not_known(
-    constants: Constants, ways: Sequence[Way], networks: Iterable[Network]
+    constants: Constants, choices: Sequence[Choice], networks: Iterable[Network]
 ) -> Iterator[str]:
     """Yield a sentence for each fact of the model or the links that a simulation needs, but nobody
     measured or gave, and what is simulated in its place.
 
     Args:
         constants: The constants.
-        ways: The ways to exchange.
+        choices: The strategies.
         networks: The links.
     """
-    if links := dict.fromkeys(text for one in networks for text in one.published):
+    strategies = [choice.strategy for choice in choices]
+    if latencies := dict.fromkeys(text for network in networks for text in network.published):
         yield (
             "latencies that --network does not give are published, not measured: "
-            f"{'; '.join(links)}."
+            f"{'; '.join(latencies)}."
         )
-    if not constants.layer_shares and any(getattr(way.card, "holds_layers", False) for way in ways):
+    if not constants.layer_shares and any(getattr(card, "holds_layers", 0) for card in strategies):
         yield (
             "the sizes of the layers are not known: servers that hold whole layers are taken to "
             "hold equal parts of the model."
         )
-    if not constants.pieces and any(way.card.can.cuts_model for way in ways):
+    cuts_model = any(card.can.cuts_model for card in strategies)
+    if not constants.pieces and cuts_model:
         yield "the pieces of the model are not known: it is cut into any number of stages."
-    sends_activations = any(way.card.can.splits_layers or way.card.can.cuts_model for way in ways)
-    if sends_activations and not constants.example_bytes:
+    if not constants.example_bytes and (
+        cuts_model or any(card.can.splits_layers for card in strategies)
+    ):
         yield (
             "the size of activations is not known: what tensor and pipeline workers send of them "
             "takes no time here."

@@ -7,7 +7,7 @@ of a machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
+from scipy.special import ndtri
 
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.prediction.selection import selected
@@ -29,6 +30,7 @@ from bsweep.analysis.prediction.ways import capabilities_of, ways_of
 from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
+from bsweep.analysis.tables import ring_bytes
 from bsweep.core.words import counted
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
@@ -55,7 +57,10 @@ of the doublings. `beyond` in `scripts/simulate_truth.py` finds it in `results/m
 """
 _SAME = ("model", "data", "hardware", "device", "precision")
 _RINGS = ("horovod", "allreduce", "ddp")  # they exchange as a ring, if nothing else was recorded
-_SUMS = ["num_steps", "train_seconds", "wait_seconds", "exposed_exchange_seconds", "codec_seconds"]
+NORMAL = np.round(ndtri((np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS), 2)
+"""The middles of as many equally likely parts of a normal distribution, so that few draws have its
+quantiles.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +79,7 @@ class Constants:
     source: str
     spread: Spread = field(default_factory=Spread)
     example_bytes: float = 0.0
-    exchange_factors: Array = field(default_factory=lambda: _factors(_UNSURE))
+    exchange_factors: Array = field(default_factory=lambda: exchange_factors())
     network: Network | None = None  # as measured, between the workers of the study
     other_way: float = OTHER_WAY  # for exchanges that were not measured
     beyond: float = BEYOND  # for each doubling of the measured workers
@@ -111,7 +116,7 @@ def of_study(
     """
     runs = selected(study.runs, where or {})
     runs = runs[runs["status"].isin(["completed", "interrupted", "timeout", "diverged"])]
-    for name in (one for one in _SAME if one in runs):
+    for name in (name for name in _SAME if name in runs):
         if runs[name].astype(str).nunique() > 1:
             values = ", ".join(sorted(set(runs[name].astype(str))))
             raise ValueError(
@@ -121,51 +126,53 @@ def of_study(
             )
     steps = _steps(study, runs)
     timed = _timed(study, steps)
+    cells = timed[["local_batch", "passes", "compute_seconds"]].itertuples(index=False)
     timings = [
-        Timing(Cell(batch, 1, int(passes)), seconds, "compute")
-        for batch, passes, seconds in zip(
-            timed["local_batch"], timed["passes"], timed["compute_seconds"], strict=True
-        )
+        Timing(Cell(batch, 1, int(passes)), seconds, "compute") for batch, passes, seconds in cells
     ]
-    alone = study.epochs["run_id"].isin(timed.loc[timed["num_workers"] == 1, "run_id"])
-    spread_of = study.epochs[alone] if alone.any() else study.epochs
-    spread_of = spread_of[spread_of["run_id"].isin(timed["run_id"])]
+    threads = timed["threads"].dropna()
     network, factors = _measured_network(steps)
-    whole = None if parameters is None else parameters * PARAMETER_BYTES
+    medians = steps.dropna(subset="codec_seconds").groupby("compression")["codec_seconds"].median()
     return Constants(
         **_fitted(timings),
-        parameter_bytes=whole or _parameter_bytes(study, steps),
+        parameter_bytes=(parameters or 0) * PARAMETER_BYTES or _parameter_bytes(study, steps),
         local_batch=int(runs["local_batch"].mode()[0]),
-        source=f"measured in {study.name}{_threads(timed)}",
-        spread=_spread(study, timed, spread_of),
+        source=f"measured in {study.name}"
+        + (f", workers with {counted(int(threads.iloc[0]), 'thread')}" if len(threads) else ""),
+        spread=_spread(study, timed),
         example_bytes=max(way.example_bytes for way in ways_of(runs, study.epochs)[1].values()),
         network=network,
         exchange_factors=factors,
-        codec_seconds=_by_codec(steps),
+        codec_seconds={str(codec): float(seconds) for codec, seconds in medians.items()},
         codec_shares=_codec_shares(steps),
         is_gpu=not runs["device"].eq("cpu").all(),
         precision=str(runs["precision"].iloc[0]),
         measured=steps,
-        **_of_model(study, runs),
+        **_model_facts(study, runs),
     )
 
 
-def _of_model(study: Study, runs: pd.DataFrame) -> dict[str, Any]:
+def _records(study: Study, runs: pd.DataFrame) -> Iterator[list[dict[str, Any]]]:
+    """Yield the records of a few runs."""
+    for run_id in runs["run_id"].head(_MOST_READ):
+        yield list(read_records(RunPaths(study.folder / run_id).metrics)[0])
+
+
+def _model_facts(study: Study, runs: pd.DataFrame) -> dict[str, Any]:
     """Return the shares of a model's layers, the number of its blocks and the names of its pieces,
     as far as the records of a study's runs have them.
     """
-    found: dict[str, Any] = {}
-    for run_id in runs["run_id"].head(_MOST_READ):
-        records = read_records(RunPaths(study.folder / run_id).metrics)[0]
-        start = next((one for one in records if one["type"] == "start"), {})
+    facts: dict[str, Any] = {}
+    for records in _records(study, runs):
+        start = next((record for record in records if record["type"] == "start"), {})
         if sizes := start.get("layer_parameters"):
-            found["layer_shares"] = tuple(size / sum(sizes) for size in sizes)
+            facts["layer_shares"] = tuple(size / sum(sizes) for size in sizes)
         if number := start.get("num_blocks"):
-            found["num_blocks"] = number
+            facts["num_blocks"] = number
         stages = start.get("stages") or ()
         if pieces := start.get("pieces") or [name for stage in stages for name in stage]:
-            found["pieces"] = tuple(pieces)
-    return found
+            facts["pieces"] = tuple(pieces)
+    return facts
 
 
 def _timed(study: Study, steps: pd.DataFrame) -> pd.DataFrame:
@@ -183,27 +190,24 @@ def _timed(study: Study, steps: pd.DataFrame) -> pd.DataFrame:
     return timed[threads == threads.max()]
 
 
-def _threads(timed: pd.DataFrame) -> str:
-    threads = timed["threads"].dropna()
-    return f", workers with {counted(int(threads.iloc[0]), 'thread')}" if len(threads) else ""
-
-
 def of_probe(path: str | Path, parameter_bytes: float) -> Constants:
     """Return the constants in a file of `bsweep probe`.
 
     Raises:
         ValueError: If the file is no probe, or no batch was probed on all workers.
     """
-    timings = [one for one in probe_timings(path) if one.kind == "compute"]
-    alone = [one._replace(cell=one.cell._replace(num_workers=1)) for one in timings]
-    batches = [round(one.cell.local_batch) for one in alone]
+    timings = [
+        timing._replace(cell=timing.cell._replace(num_workers=1))
+        for timing in probe_timings(path)
+        if timing.kind == "compute"
+    ]
     workers = read_probe(path).workers
     return Constants(
-        **_fitted(alone),
+        **_fitted(timings),
         parameter_bytes=parameter_bytes,
-        local_batch=max(batches),
+        local_batch=max(round(timing.cell.local_batch) for timing in timings),
         source=f"measured in {path}",
-        largest_batches=tuple(one.largest_batch for one in workers),
+        largest_batches=tuple(worker.largest_batch for worker in workers),
         precision=workers[0].precision,
     )
 
@@ -216,27 +220,31 @@ def _fitted(timings: list[Timing]) -> dict[str, Any]:
     fit = fit_step_time(timings, _FITTED_DRAWS)
     places = np.linspace(0, _FITTED_DRAWS - 1, NUM_DRAWS).astype(int)
     order = np.argsort(fit.pass_seconds + fit.example_seconds * timings[0].cell.local_batch)
-    chosen_draws = np.random.default_rng(0).permutation(order[places])
-    scatter = np.hypot(fit.tau, fit.sigma)[chosen_draws]
+    draws = np.random.default_rng(0).permutation(order[places])
+    scatter = np.hypot(fit.tau, fit.sigma)[draws]
     missed = np.exp(scatter * np.random.default_rng(1).permutation(NORMAL))
     return {
-        "pass_seconds": fit.pass_seconds[chosen_draws] * missed,
-        "example_seconds": fit.example_seconds[chosen_draws] * missed,
+        "pass_seconds": fit.pass_seconds[draws] * missed,
+        "example_seconds": fit.example_seconds[draws] * missed,
     }
 
 
-def _spread(study: Study, timed: pd.DataFrame, epochs: pd.DataFrame) -> Spread:
-    """Return how steps of a lone worker differ, by the records of runs and by their epochs."""
-    by_epochs = spread.of_epochs(epochs)
+def _spread(study: Study, timed: pd.DataFrame) -> Spread:
+    """Return how steps of a lone worker differ, or of any if none was alone, by the records of runs
+    and by their epochs.
+    """
     alone = timed[timed["num_workers"] == 1]
-    series, counts = [], []
-    for run_id in (alone if len(alone) else timed)["run_id"].head(_MOST_READ):
-        records = read_records(RunPaths(study.folder / run_id).metrics)[0]
-        steps = [one for one in records if one["type"] == "step" and one["images_per_second"]]
+    chosen = alone if len(alone) else timed
+    by_epochs = spread.of_epochs(study.epochs[study.epochs["run_id"].isin(chosen["run_id"])])
+    series, intervals = [], []
+    for records in _records(study, chosen):
+        steps = [
+            record for record in records if record["type"] == "step" and record["images_per_second"]
+        ]
         if len(steps) > 1:
-            series.append([one["global_batch"] / one["images_per_second"] for one in steps])
-            counts.append(steps[1]["step"] - steps[0]["step"])
-    return spread.of_series(series, max(1, round(np.median(counts or [1]))), by_epochs)
+            series.append([step["global_batch"] / step["images_per_second"] for step in steps])
+            intervals.append(steps[1]["step"] - steps[0]["step"])
+    return spread.of_series(series, max(1, round(np.median(intervals or [1]))), by_epochs)
 
 
 def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
@@ -246,25 +254,26 @@ def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     `compute_seconds` is NaN if the exchange of several workers was not timed, or hidden by
     computing, and for models that are split.
     """
-    names = [*_SUMS, "exchange_seconds", "sent_bytes", "exchange_steps"]
-    epochs = study.epochs.reindex(columns=names).astype(float)
     exposed = "exposed_exchange_seconds"
+    names = ["num_steps", "train_seconds", "wait_seconds", exposed, "codec_seconds"]
+    names += ["exchange_seconds", "sent_bytes", "exchange_steps"]
+    epochs = study.epochs.reindex(columns=names).astype(float)
     epochs[exposed] = epochs[exposed].fillna(epochs["exchange_seconds"])
     sums = epochs.groupby(study.epochs["run_id"]).sum(min_count=1)
     mean = sums.div(sums["num_steps"], axis="index").add_suffix("_of_step")
     table = runs.join(mean, on="run_id")
     is_alone = table["num_workers"] == 1
-    spent = table["exposed_exchange_seconds_of_step"] + table["wait_seconds_of_step"].fillna(0)
-    spent = spent.where(~is_alone, 0.0) + table["codec_seconds_of_step"].fillna(0)
-    can = capabilities_of(runs)
-    is_plain = np.array([not one.splits_model and one.exchanges_in_passes is False for one in can])
-    is_even = table["local_batches"].fillna("").eq("")
-    passes = pd.to_numeric(table["accumulation_steps"], errors="coerce").fillna(1)
-    whole = table["train_seconds_of_step"]
+    exchange = table[f"{exposed}_of_step"] + table["wait_seconds_of_step"].fillna(0)
+    spent = exchange.where(~is_alone, 0.0) + table["codec_seconds_of_step"].fillna(0)
+    is_plain = np.array(
+        [not can.splits_model and can.exchanges_in_passes is False for can in capabilities_of(runs)]
+    )
+    is_known = (is_alone | is_plain) & table["local_batches"].fillna("").eq("")
+    step_seconds = table["train_seconds_of_step"]
     return table.assign(
-        passes=passes,
-        step_seconds=whole,
-        compute_seconds=(whole - spent).where((is_alone | is_plain) & is_even),
+        passes=pd.to_numeric(table["accumulation_steps"], errors="coerce").fillna(1),
+        step_seconds=step_seconds,
+        compute_seconds=(step_seconds - spent).where(is_known),
         codec_seconds=table["codec_seconds_of_step"],
     )
 
@@ -274,18 +283,15 @@ def _parameter_bytes(study: Study, steps: pd.DataFrame) -> float:
     recorded = pd.to_numeric(steps.get("num_parameters", pd.Series(dtype=float)))
     if recorded.notna().any():
         return float(recorded.max()) * PARAMETER_BYTES
-    rings = steps[
-        steps["strategy"].isin(_RINGS)
-        & steps["compression"].isin(["none"])
-        & (steps["num_workers"] > 1)
-    ]
+    is_ring = steps["strategy"].isin(_RINGS) & steps["compression"].isin(["none"])
+    rings = steps[is_ring & (steps["num_workers"] > 1)]
     if rings.empty:
         raise ValueError(
             f"{study.name} does not say how large the model is. Train one of its points again, "
             "which records that, or give `bsweep simulate` --parameters 11e6."
         )
-    workers = rings["num_workers"]
-    return float((rings["sent_bytes_of_step"] * workers / (2 * (workers - 1))).median())
+    of_parameter = ring_bytes(rings.assign(num_parameters=1, precision="fp32")).to_numpy()
+    return float((rings["sent_bytes_of_step"] / of_parameter).median()) * PARAMETER_BYTES
 
 
 def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
@@ -296,52 +302,39 @@ def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
     names = ["exchange_seconds_of_step", "exchange_steps_of_step", "sent_bytes_of_step"]
     of_ring = (2 * (steps["num_workers"] - 1)).where(steps["strategy"].isin(_RINGS))
     steps = steps.assign(exchange_steps_of_step=steps["exchange_steps_of_step"].fillna(of_ring))
-    known = steps.loc[steps["num_workers"] > 1, names].dropna().astype(float)
-    known = known[(known > 0).all(axis=1)]
-    if known.empty:
-        return None, _factors(_UNSURE)
-    seconds, messages, sent = known.to_numpy().T
+    timed = steps.loc[steps["num_workers"] > 1, names].dropna().astype(float)
+    timed = timed[(timed > 0).all(axis=1)]
+    if timed.empty:
+        return None, exchange_factors()
+    seconds, messages, sent = timed.to_numpy().T
     has_both = len(np.unique(np.round(sent / messages, -3))) > 1
     columns = np.stack([messages * has_both, sent]).T
     latency, byte_seconds = nnls(columns / seconds[:, None], np.ones(len(seconds)))[0]
     if not byte_seconds > 0:
-        return None, _factors(_UNSURE)
+        return None, exchange_factors()
     off = np.log(seconds / (columns @ [latency, byte_seconds]))
     # Few runs tell little of what the model of an exchange misses.
     spread_of_logs = np.sqrt((off @ off + _FEW * _MISSED**2) / (len(off) + _FEW))
-    link = Link(1 / byte_seconds, float(latency))
-    return Network(link), _factors(float(min(spread_of_logs, 0.5)))
+    return Network(Link(1 / byte_seconds, float(latency))), exchange_factors(
+        min(spread_of_logs, 0.5)
+    )
 
 
-def _factors(spread_of_logs: float) -> Array:
-    rng = np.random.default_rng(2)
-    return np.exp(spread_of_logs * rng.permutation(NORMAL))
-
-
-# The middles of as many equally likely parts of a normal distribution, so that few draws have its
-# quantiles.
-NORMAL = np.array([
-    -1.96, -1.44, -1.15, -0.93, -0.76, -0.60, -0.45, -0.32, -0.19, -0.06,
-    0.06, 0.19, 0.32, 0.45, 0.60, 0.76, 0.93, 1.15, 1.44, 1.96,
-])  # fmt: skip
-assert len(NORMAL) == NUM_DRAWS
-
-
-def _by_codec(steps: pd.DataFrame) -> dict[str, float]:
-    medians = steps.dropna(subset="codec_seconds").groupby("compression")["codec_seconds"].median()
-    return {str(codec): float(seconds) for codec, seconds in medians.items()}
+def exchange_factors(spread_of_logs: float = _UNSURE) -> Array:
+    """Return draws of the factor by which an exchange differs from the model of it."""
+    return np.exp(spread_of_logs * np.random.default_rng(2).permutation(NORMAL))
 
 
 def _codec_shares(steps: pd.DataFrame) -> dict[str, float]:
     """Return for each codec what a worker sent of the bytes that it sends without one, of runs with
     equally many workers.
     """
-    of_workers = steps[steps["num_workers"] > 1].groupby(["num_workers", "compression"])
-    sent = of_workers["sent_bytes_of_step"].median().unstack()
+    groups = steps[steps["num_workers"] > 1].groupby(["num_workers", "compression"])
+    sent = groups["sent_bytes_of_step"].median().unstack()
     if "none" not in sent:
         return {}
-    shares = sent.div(sent["none"], axis="index").median()
-    return {str(name): float(share) for name, share in shares.items() if share == share}
+    shares = sent.div(sent["none"], axis="index").median().dropna()
+    return {str(name): float(share) for name, share in shares.items()}
 
 
 def with_measured(constants: Constants, measured_network: str | None) -> Constants:
@@ -353,11 +346,11 @@ def with_measured(constants: Constants, measured_network: str | None) -> Constan
     """
     if measured_network is None:
         return constants
-    wire = parse_network(measured_network, "--measured-network")
+    wire = parse_network(measured_network, "--measured-network").link
     if constants.network is None:
         return constants
-    found = constants.network.link
-    per_byte = max(0.0, 1 / found.bytes_per_second - 1 / wire.link.bytes_per_second)
-    per_message = max(0.0, found.latency_seconds - wire.link.latency_seconds)
+    link = constants.network.link
+    per_byte = max(0.0, 1 / link.bytes_per_second - 1 / wire.bytes_per_second)
+    per_message = max(0.0, link.latency_seconds - wire.latency_seconds)
     host = replace(constants.network, message_seconds=per_message, byte_seconds=per_byte)
     return replace(constants, network=host)

@@ -12,12 +12,10 @@ import pandas as pd
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from bsweep.analysis.simulation.choices import Choice
 from bsweep.analysis.simulation.constants import NORMAL, NUM_DRAWS, Constants
 from bsweep.analysis.simulation.network import Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
-from bsweep.analysis.simulation.strategies import with_replicas
-from bsweep.analysis.simulation.uneven import held_bytes
-from bsweep.analysis.simulation.words import Way
 from bsweep.config.parsing import conf_dir
 from bsweep.config.values import Count, Positive, did_you_mean
 from bsweep.core.words import listed
@@ -45,7 +43,7 @@ class Machine:
     link: str = ""
 
 
-def machine(name: str) -> Machine:
+def machine_of(name: str) -> Machine:
     """Return a machine of `conf/machines.yaml`, or of a file of the user with the same keys.
 
     Raises:
@@ -59,18 +57,18 @@ def machine(name: str) -> Machine:
             f"{', '.join(shipped)}; or give a YAML file with its keys, see docs/simulate.md."
         )
     try:
-        found = shipped[name] if name in shipped else yaml.safe_load(path.read_bytes())
-        checked: Machine = TypeAdapter(Machine).validate_python(found)
+        facts = shipped[name] if name in shipped else yaml.safe_load(path.read_bytes())
+        checked: Machine = TypeAdapter(Machine).validate_python(facts)
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"--machine {name}: the file cannot be read ({error}).") from None
     except ValidationError as error:
-        raise ValueError(f"--machine {name}: {_told(error, shipped['h100'])}") from None
+        raise ValueError(f"--machine {name}: {_explained(error, shipped['h100'])}") from None
     for text in filter(None, (checked.inner, checked.link)):
         parse_network(text, f"--machine {name}:")
     return checked
 
 
-def _told(error: ValidationError, example: Mapping[str, Any]) -> str:
+def _explained(error: ValidationError, example: Mapping[str, Any]) -> str:
     """Return a message on the first wrong key of a machine, given another machine's keys."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
@@ -82,67 +80,68 @@ def _told(error: ValidationError, example: Mapping[str, Any]) -> str:
 
 
 def of_machine(
-    of: Machine, flops_per_example: float, parameter_bytes: float, local_batch: int
+    machine: Machine, flops_per_example: float, parameter_bytes: float, local_batch: int
 ) -> Constants:
     """Return the constants of a machine by what is published of it.
 
     Args:
-        of: The machine.
+        machine: The machine.
         flops_per_example: What a training step computes for an example, in floating-point
             operations.
         parameter_bytes: The bytes of the model's parameters.
         local_batch: The examples of a worker's pass.
     """
-    reached = of.reached * np.exp(_UNSURE * np.random.default_rng(3).permutation(NORMAL))
-    seconds = flops_per_example / (of.tflops * 1e12 * np.clip(reached, 0.01, 1))
+    reached = machine.reached * np.exp(_UNSURE * np.random.default_rng(3).permutation(NORMAL))
     return Constants(
         pass_seconds=np.full(NUM_DRAWS, 1e-3),
-        example_seconds=seconds,
+        example_seconds=flops_per_example / (machine.tflops * 1e12 * np.clip(reached, 0.01, 1)),
         parameter_bytes=parameter_bytes,
         local_batch=local_batch,
-        source=f"{100 * of.reached:.0f} % of what is published, not measured ({of.source})",
+        source=f"{100 * machine.reached:.0f} % of what is published, not measured "
+        f"({machine.source})",
         spread=_SPREAD,
-        memories=(of.memory_gb,),
+        memories=(machine.memory_gb,),
         is_gpu=True,
         precision="bf16",  # whose speed is published
     )
 
 
 def notes(
-    of: Machine, constants: Constants, ways: Sequence[Way], cells: pd.DataFrame
+    machine: Machine, constants: Constants, choices: Sequence[Choice], cells: pd.DataFrame
 ) -> Iterator[str]:
-    """Yield a sentence if the links are those that the vendor states, and one for each way in which
-    the parameters, the gradients, the optimizer's state and the strategy's copies of a worker take
-    more than its memory.
+    """Yield a sentence if the links are those that the vendor states, and one for each strategy
+    with which the parameters, the gradients, the optimizer's state and the strategy's copies of a
+    worker take more than its memory.
 
     Args:
-        of: The machine.
+        machine: The machine.
         constants: The constants, with the bytes of the model's parameters.
-        ways: The ways to exchange.
-        cells: The table `Simulation.cells`, which has the numbers of workers that suit each way.
+        choices: The strategies.
+        cells: The table `Simulation.cells`, which has the numbers of workers that suit each.
     """
-    if of.link and cells["network"].eq(of.link).any():
-        yield f"Links: {of.link} a node, as published, not measured."
-    for way in ways:
+    if machine.link and cells["network"].eq(machine.link).any():
+        yield f"Links: {machine.link} a node, as published, not measured."
+    for choice in choices:
+        counts = sorted(set(cells.loc[cells["strategy"] == choice.name, "num_workers"]))
         needs = {}
-        for count in sorted(set(cells.loc[cells["strategy"] == way.name, "num_workers"])):
-            own = with_replicas(way, count, constants)
-            needs[count] = held_bytes(own, count, constants) / 1e9
-        full = [count for count, need in needs.items() if need > of.memory_gb]
+        for count in counts:
+            divided = choice.with_replicas(count, constants)
+            needs[count] = divided.held_bytes(count, constants) / 1e9
+        full = [count for count, need in needs.items() if need > machine.memory_gb]
         if full:
             most = max(needs[count] for count in full)
             yield (
-                f"{way.name}: on {listed(full)} workers the parameters, the gradients and the "
-                f"state of optimizer={way.optimizer.name} take up to {most:.0f} GB of a worker's "
-                f"{of.memory_gb:g} GB, before any activation. Such steps cannot be made."
+                f"{choice.name}: on {listed(full)} workers the parameters, the gradients and the "
+                f"state of optimizer={choice.config.optimizer.name} take up to {most:.0f} GB of a "
+                f"worker's {machine.memory_gb:g} GB, before any activation. Such steps cannot be "
+                "made."
             )
 
 
-def within(network: Network, of: Machine | None) -> Network:
+def within(network: Network, machine: Machine | None) -> Network:
     """Return a network whose nodes are such machines, unless it already says what a node has, or
     there is no machine.
     """
-    if of is None or network.per_node > 1 or of.workers == 1:
+    if machine is None or network.per_node > 1 or machine.workers == 1:
         return network
-    inner = parse_network(of.inner).link
-    return replace(network, per_node=of.workers, inner=inner)
+    return replace(network, per_node=machine.workers, inner=parse_network(machine.inner).link)

@@ -5,13 +5,14 @@ for one another.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from bsweep.analysis.simulation.constants import Constants
-from bsweep.analysis.simulation.network import Array, Network, Numbers, ToAll
+from bsweep.analysis.simulation.network import Array, Messages, Network, Numbers
 from bsweep.config.parameter_server import ParameterServerConfig
 
 
@@ -47,33 +48,33 @@ class PushSeconds(NamedTuple):
     latency: float
 
 
-def pushes(workers: int, servers: Numbers, num_bytes: float, shares: Array) -> ToAll:
+def pushes(num_workers: int, places: Numbers, num_bytes: float, shares: Array) -> Messages:
     """Return the messages of workers that each send a vector to parameter servers at one time.
 
     Args:
-        workers: The number of workers.
-        servers: The place of each server. A server beside a worker has that worker's number.
+        num_workers: The number of workers.
+        places: The place of each server. A server beside a worker has that worker's number.
         num_bytes: The bytes of the vector.
         shares: The share of the vector on each server.
     """
-    number_of = max(workers, int(servers.max()) + 1)
-    sizes = np.full(workers, num_bytes)
-    return ToAll(number_of, workers, np.arange(workers), servers, sizes, shares)
+    number, workers = max(num_workers, int(places.max()) + 1), np.arange(num_workers)
+    sizes = np.full(num_workers, num_bytes)
+    return Messages(number, workers, places, sizes, shares, number - num_workers)
 
 
-def push_seconds(messages: ToAll, network: Network) -> PushSeconds:
+def push_seconds(messages: Messages, network: Network) -> PushSeconds:
     """Return what one worker's push takes on a network, from the pushes of all workers at once."""
-    number_of = len(messages.sources)
+    count, nothing = len(messages.sources), 1e-6  # bytes
     latency, alone = (
         max(
-            network.seconds(replace(messages, sources=messages.sources[[one]], sizes=sizes))
-            for one in (0, number_of - 1)
+            network.seconds(replace(messages, sources=np.array([worker]), sizes=np.array([size])))
+            for worker in (0, count - 1)
         )
-        for sizes in (np.array([1e-6]), messages.sizes[:1])
+        for size in (nothing, messages.sizes[0])
     )
     # A server takes all pushes one after another.
-    latency_of_all = network.seconds(replace(messages, sizes=np.full(number_of, 1e-6)))
-    together = (network.seconds(messages) - latency_of_all) / number_of
+    latency_of_all = network.seconds(replace(messages, sizes=np.full(count, nothing)))
+    together = (network.seconds(messages) - latency_of_all) / count
     return PushSeconds(together, alone - latency, latency)
 
 
@@ -83,8 +84,7 @@ def asynchronous(busy: Array, push: PushSeconds, most_lead: int) -> Array:
 
     Every push queues at the fullest server's link, and every answer at its other direction. The
     other servers end earlier, because the same pushes come to them and each takes less time. So
-    answers come in the order of pushes, and one event for each worker and step is enough. A heap of
-    them takes a fifth of the time that SimPy takes for thousands of workers.
+    answers come in the order of pushes.
 
     Args:
         busy: The seconds that each worker computes, shape (steps, workers).
@@ -93,30 +93,29 @@ def asynchronous(busy: Array, push: PushSeconds, most_lead: int) -> Array:
     """
     num_steps, num_workers = busy.shape
     seconds = busy.T.tolist()
-    pushes = [(of_worker[0], worker) for worker, of_worker in enumerate(seconds)]
-    heapq.heapify(pushes)
+    queue = [(own_seconds[0], worker) for worker, own_seconds in enumerate(seconds)]
+    heapq.heapify(queue)
     steps = [0] * num_workers
-    working = [num_workers] * num_steps  # workers that have not ended each step
-    waiting: dict[int, list[int]] = {}  # by the steps that all must have ended
+    unfinished = [num_workers] * num_steps  # workers that have not ended each step
+    waiting = defaultdict[int, list[int]](list)  # by the steps that all must have ended
     ends = np.empty(busy.shape)
-    slowest, in_free_at, out_free_at = 0, 0.0, 0.0
-    while pushes:
-        now, worker = heapq.heappop(pushes)
-        in_free_at = max(now, in_free_at) + push.server
-        pushed = max(in_free_at, now + push.worker) + push.latency
-        out_free_at = max(pushed, out_free_at) + push.server
-        answered = max(out_free_at, pushed + push.worker) + push.latency
+    slowest, pushes_until, answers_until = 0, 0.0, 0.0
+    while queue:
+        now, worker = heapq.heappop(queue)
+        pushes_until = max(now, pushes_until) + push.server
+        pushed = max(pushes_until, now + push.worker) + push.latency
+        answers_until = max(pushed, answers_until) + push.server
+        answered = max(answers_until, pushed + push.worker) + push.latency
         step = steps[worker]
         ends[step, worker] = answered
-        steps[worker] = step + 1
+        steps[worker], unfinished[step] = step + 1, unfinished[step] - 1
         going_on = [worker]
-        working[step] -= 1
-        if not working[step]:
+        if not unfinished[step]:
             slowest = step + 1
             going_on += waiting.pop(slowest, [])
-        for one in going_on:
-            if steps[one] - most_lead > slowest:
-                waiting.setdefault(steps[one] - most_lead, []).append(one)
-            elif steps[one] < num_steps:
-                heapq.heappush(pushes, (answered + seconds[one][steps[one]], one))
+        for other in going_on:
+            if steps[other] - most_lead > slowest:
+                waiting[steps[other] - most_lead].append(other)
+            elif steps[other] < num_steps:
+                heapq.heappush(queue, (answered + seconds[other][steps[other]], other))
     return ends

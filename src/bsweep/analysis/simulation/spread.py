@@ -39,18 +39,18 @@ class Spread:
 
     def draw(self, num_steps: int, num_workers: int, rng: np.random.Generator) -> Array:
         """Return the relative seconds of steps, shape (steps, workers). Workers are independent."""
-        number_of = -(-num_steps // self.stretch)  # stretches, rounded up
-        found = np.exp(self.fast * rng.standard_normal((num_steps, num_workers)) - self.fast**2 / 2)
+        count = -(-num_steps // self.stretch)  # stretches, rounded up
+        steps = np.exp(self.fast * rng.standard_normal((num_steps, num_workers)) - self.fast**2 / 2)
         if len(self.measured):
             values = -(-self.stretch // self.steps_each)
-            begin = rng.integers(0, len(self.measured), (number_of, 1, num_workers))
+            begin = rng.integers(0, len(self.measured), (count, 1, num_workers))
             places = (begin + np.arange(values)[:, None]) % len(self.measured)
-            steps = np.repeat(self.measured[places], self.steps_each, axis=1)[:, : self.stretch]
-            found *= steps.reshape(-1, num_workers)[:num_steps]
+            slow = np.repeat(self.measured[places], self.steps_each, axis=1)[:, : self.stretch]
+            steps *= slow.reshape(-1, num_workers)[:num_steps]
         elif self.slow:
-            logs = self.slow * rng.standard_normal((number_of, num_workers)) - self.slow**2 / 2
-            found *= np.repeat(np.exp(logs), self.stretch, axis=0)[:num_steps]
-        return np.asarray(found)
+            logs = self.slow * rng.standard_normal((count, num_workers)) - self.slow**2 / 2
+            steps *= np.repeat(np.exp(logs), self.stretch, axis=0)[:num_steps]
+        return np.asarray(steps)
 
 
 def of_series(
@@ -66,7 +66,7 @@ def of_series(
         steps_each: The steps of a value.
         otherwise: The spread if there are fewer than 20 values; also that within a value.
     """
-    relative = [np.asarray(one, float) / np.mean(one) for one in series if len(one)]
+    relative = [np.asarray(seconds, float) / np.mean(seconds) for seconds in series if len(seconds)]
     joined = np.concatenate(relative) if relative else np.empty(0)
     if len(joined) < _FEWEST:
         return otherwise
@@ -85,14 +85,14 @@ def of_epochs(epochs: pd.DataFrame) -> Spread:
     Args:
         epochs: Rows with `run_id`, `num_steps`, `step_seconds_p50` and `step_seconds_p95`.
     """
-    known = epochs[(epochs["step_seconds_p50"] > 0) & (epochs["num_steps"] > 2)]
-    if known.empty:
+    timed = epochs[(epochs["step_seconds_p50"] > 0) & (epochs["num_steps"] > 2)]
+    if timed.empty:
         return Spread()
-    ratio = np.log((known["step_seconds_p95"] / known["step_seconds_p50"]).clip(lower=1))
-    logs = np.log(known["step_seconds_p50"])
-    within = logs - logs.groupby(known["run_id"]).transform("mean")
-    freedom = len(within) - known["run_id"].nunique()
+    ratio = np.log((timed["step_seconds_p95"] / timed["step_seconds_p50"]).clip(lower=1))
+    logs = np.log(timed["step_seconds_p50"])
+    within = logs - logs.groupby(timed["run_id"]).transform("mean")
+    freedom = len(within) - timed["run_id"].nunique()
     slow = float(np.sqrt((within**2).sum() / freedom)) if freedom > 0 else 0.0
     fast = float(np.median(ratio)) / P95
-    stretch = max(1, int(known["num_steps"].median()))
+    stretch = max(1, int(timed["num_steps"].median()))
     return Spread(min(fast, _MOST_SPREAD), min(slow, _MOST_SPREAD), stretch)

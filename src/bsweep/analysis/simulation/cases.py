@@ -1,0 +1,225 @@
+"""One strategy on one number of workers: the batches of its workers, how long each computes, and
+how long an exchange takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from bsweep.analysis.simulation import collectives
+from bsweep.analysis.simulation.choices import Choice
+from bsweep.analysis.simulation.collectives import ALGORITHMS, Round
+from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
+from bsweep.analysis.simulation.network import Array, Network, Numbers
+from bsweep.core import uneven
+from bsweep.core.words import counted
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What is simulated at once: a strategy on a number of workers.
+
+    `local_batch` is what a worker, or a group of workers that compute the same examples, takes in
+    a pass, of which a step has `passes`. An allocation makes the batches of uneven workers of it
+    or, if workers divide a global batch (`divides`), shares so many examples in the mean.
+    """
+
+    constants: Constants
+    network: Network
+    choice: Choice
+    num_workers: int
+    local_batch: float
+    num_steps: int = 100
+    seed: int = 0
+    passes: int = 1
+    divides: bool = True
+
+    @cached_property
+    def draw_of_step(self) -> Numbers:
+        """The number of the draw of the constants in each step."""
+        return np.asarray(np.arange(self.num_steps) * NUM_DRAWS // self.num_steps, np.int64)
+
+    @property
+    def doubt(self) -> float:
+        """The standard deviation of the logarithm of a step's seconds that comes from what was not
+        measured: this way to exchange, or any on so many workers.
+        """
+        if self.num_workers == 1:
+            return 0.0
+        steps = self.constants.measured
+        timed = steps if steps.empty else steps[steps["step_seconds"].notna()]
+        alike = timed if timed.empty else self.choice.runs_of(timed)
+        is_known = len(alike) > 0 and bool((alike["num_workers"] > 1).any())
+        most = float((alike if is_known else timed)["num_workers"].max()) if len(timed) else 1.0
+        doublings = max(0.0, float(np.log2(self.num_workers / most)))
+        other_way = 0.0 if is_known else self.constants.other_way
+        return float(np.hypot(other_way, self.constants.beyond * doublings**0.5))
+
+    @cached_property
+    def speeds(self) -> Array:
+        """The speed of each worker, relative to that of the constants."""
+        return np.resize(np.array(self.constants.speeds), self.num_workers)
+
+    @cached_property
+    def batches(self) -> Array:
+        """The local batch of each worker.
+
+        Raises:
+            ValueError: If the memory of the workers is not known, or too small.
+        """
+        allocation, weights = self.choice.allocation.name, self.speeds
+        if allocation == "batch_by_flops" and not self.divides:
+            batches = uneven.by_flops([*self.speeds], round(self.local_batch))
+            return np.array(batches, float)
+        elif allocation == "batch_by_memory":
+            weights = self.largest_batches
+        elif allocation == "hybrid":
+            weights = self._knees()
+        elif allocation != "batch_by_flops":
+            return np.full(self.num_workers, self.local_batch)
+        if not self.divides:
+            return weights.astype(float)
+        shared = np.asarray(self.local_batch * weights / weights.mean())
+        if self.constants.largest_batches:
+            self._refuse_larger(shared)
+        return shared
+
+    @cached_property
+    def largest_batches(self) -> Array:
+        """The largest local batch that the memory of each worker holds: as probed, or so that the
+        worker with the least memory holds the local batch, and others more in proportion to what
+        the model leaves of theirs.
+        """
+        constants, config = self.constants, self.choice.config
+        if constants.largest_batches:
+            return np.resize(np.array(constants.largest_batches, float), self.num_workers)
+        if not constants.memories:
+            raise ValueError(
+                f"allocation={config.allocation.name} chooses batches by the memory of each "
+                "worker, which is not known: give it in GB, as in --memories 80,40,24, or use "
+                "--machine or --probe."
+            )
+        memory = np.resize(np.array(constants.memories), self.num_workers)
+        held = self.choice.held_bytes(self.num_workers, constants) / 1e9
+        left = memory - held
+        if left.min() <= 0:
+            raise ValueError(
+                f"the parameters, the gradients and the state of optimizer={config.optimizer.name} "
+                f"take {held:.3g} GB of a worker's {memory.min():g} GB on "
+                f"{counted(self.num_workers, 'worker')}: give more, as in --memories 80,40,24."
+            )
+        batch = constants.local_batch if self.divides else self.local_batch
+        return np.asarray(np.floor(batch * left / left.min() * (1 + 1e-9)))
+
+    def _knees(self) -> Array:
+        """Return for each worker the smallest local batch, from that which runs are asked for on,
+        at which it is nearly as fast as at its largest one, of those that a probe measures.
+        """
+        least, largest = 1.0 if self.divides else self.local_batch, self.largest_batches
+        self._refuse_larger(np.full(self.num_workers, least))
+        doublings = 2.0 ** np.arange(np.log2(largest.max()) + 1)
+        knees = {}
+        for most in set(largest):
+            tried = np.unique([*doublings[doublings <= most], least, most])
+            rates = dict(zip(map(int, tried), tried / self._pass_seconds(tried), strict=True))
+            knees[most] = uneven.knee_batch(rates, round(least), self.choice.allocation.knee)
+        return np.array([knees[most] for most in largest])
+
+    def _refuse_larger(self, batches: Array) -> None:
+        for worker, (batch, most) in enumerate(zip(batches, self.largest_batches, strict=True)):
+            if batch > most:
+                raise ValueError(
+                    f"local batch {batch:g} of worker {worker} is larger than the largest that its "
+                    f"memory was found to hold, {most:g}. Use a smaller batch, or more workers."
+                )
+
+    def _pass_seconds(self, local_batches: Array) -> Array:
+        """Return the seconds of a pass with each of several local batches, at the speed of the
+        constants.
+        """
+        of_examples = self.constants.example_seconds[:, None] * local_batches
+        return np.asarray(np.median(self.constants.pass_seconds[:, None] + of_examples, axis=0))
+
+    def step_seconds(self, local_batches: Array) -> Array:
+        """Return the seconds that each worker computes in a step with such a local batch."""
+        return self.passes * self._pass_seconds(local_batches) / self.speeds
+
+    def local_steps(self, steps_each: int) -> Numbers:
+        """Return the steps of each worker in a round, as runs share them among uneven workers. The
+        slowest makes `steps_each`.
+        """
+        if self.choice.allocation.name == "steps_by_flops":
+            return np.array(uneven.by_flops([*self.speeds], steps_each), np.int64)
+        if self.choice.allocation.name in ("steps_by_speed", "network_aware", "hybrid"):
+            seconds = [*self.step_seconds(self.batches)]
+            return np.array(uneven.by_seconds(seconds, steps_each), np.int64)
+        return np.full(self.num_workers, steps_each)
+
+    def busy(
+        self, draws: Numbers, steps_each: int = 1, microbatches: int = 1, parts: int = 1
+    ) -> Array:
+        """Return the seconds that each worker computes, shape (rounds, workers).
+
+        Args:
+            draws: The number of the draw of the constants, for each round.
+            steps_each: The steps in a round.
+            microbatches: The micro-batches of a pass. Each costs what a pass costs.
+            parts: The workers that divide the examples of a pass, but not what a pass costs.
+        """
+        rng = np.random.default_rng([self.seed, steps_each])
+        steps, spread = self.local_steps(steps_each), self.constants.spread
+        if steps.max() > 1:
+            workers, sums = np.arange(self.num_workers), []
+            for _ in draws:
+                factors = spread.draw(int(steps.max()), self.num_workers, rng)
+                sums.append(np.cumsum(factors, axis=0)[steps - 1, workers])
+            relative = np.array(sums)
+        else:
+            relative = spread.draw(len(draws), self.num_workers, rng)
+        fixed = self.passes * microbatches * self.constants.pass_seconds[draws]
+        each = self.passes / parts * self.constants.example_seconds[draws]
+        return np.asarray(relative * (fixed[:, None] + np.outer(each, self.batches)) / self.speeds)
+
+    def exchange(self, rounds: Sequence[Round], draws: Numbers | None = None) -> Array:
+        """Return the seconds of rounds of messages in each step."""
+        draws = self.draw_of_step if draws is None else draws
+        seconds = collectives.seconds(rounds, self.network)
+        return np.asarray(seconds * self.constants.exchange_factors[draws])
+
+    @property
+    def everyone(self) -> Numbers:
+        """All workers as one group."""
+        return np.arange(self.num_workers)[None]
+
+    def all_reduce(self, num_bytes: float, groups: Numbers | None = None) -> list[Round]:
+        """Return the rounds of the strategy's all-reduce in groups of workers, one in each row."""
+        groups = self.everyone if groups is None else groups
+        if groups.shape[1] < 2:
+            return []
+        name = self.choice.algorithm or getattr(self.choice.strategy, "algorithm", "native")
+        if name in ("native", "horovod"):
+            name = "native" if self.constants.is_gpu else "ring"
+        return ALGORITHMS[name](groups, num_bytes, self.network)
+
+    def gradient(self) -> tuple[list[Round], float]:
+        """Return the rounds that sum the gradient of all workers by the codec, and the seconds of
+        the codec.
+        """
+        codec, constants = self.choice.config.compression, self.constants
+        if not codec.builds:
+            return self.all_reduce(constants.parameter_bytes), 0.0
+        seconds = constants.codec_seconds.get(codec.name, 0.0)
+        if (share := codec.payload_share(1_000)) is not None:
+            payload = share * constants.parameter_bytes * self.num_workers
+            return collectives.gather(self.everyone, payload), seconds
+        share = codec.summed_share or constants.codec_shares.get(codec.name)
+        if share is None:
+            raise ValueError(
+                f"what compression={codec.name} sends depends on the model. Simulate from a study "
+                "that has runs with it, and others without."
+            )
+        return self.all_reduce(share * constants.parameter_bytes), seconds

@@ -1,0 +1,228 @@
+"""The table of a simulation: its simulated and measured rows, what compares them with one worker,
+and how people, notebooks and programs see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.numbers import number, plain
+from bsweep.analysis.prediction.critical_batch import INTERVAL
+from bsweep.analysis.prediction.networks import knee
+from bsweep.analysis.simulation.cases import Case
+from bsweep.analysis.simulation.choices import Choice
+from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
+from bsweep.analysis.simulation.network import Array
+from bsweep.analysis.simulation.spread import P95
+from bsweep.analysis.simulation.strategies import outcome
+from bsweep.core.words import counted
+
+SIMULATED, MEASURED = "simulated", "measured"
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Simulation:
+    """The result of `bsweep.simulate`: the seconds of a step for each strategy and worker count.
+
+    `cells` has a row for each, with these columns:
+
+    - `kind`: `simulated`, or `measured` for cells of the study itself.
+    - `network`, `strategy`, `num_workers`, `local_batch` and `global_batch`.
+    - `step_seconds` with the ends of its 90 % interval, `_low` and `_high`: the seconds of an
+      optimizer step of a worker, with its share of the exchange.
+    - `exchange_share` and `waiting_share`: the parts of a step in which a worker waits for the
+      exchange, and for slower workers.
+    - `examples_per_second`, `speed_up` and `efficiency`, against one worker; `efficiency` is the
+      speed-up for each worker, and `speed_up` has ends of its 90 % interval, too.
+    - `hours` and `money`: to train on a million examples; NaN without a price.
+
+    `notes` say what the numbers rest on.
+    """
+
+    cells: pd.DataFrame
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        table = self._shown().to_string(index=False)
+        return "\n".join([table, "", *self.notes])
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<p>{note}</p>" for note in self.notes)
+        return f"{self._shown().to_html(index=False)}{notes}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it in plain values, with None for what is not known.
+
+        Returns:
+            Mappings, lists, numbers and texts that JSON can hold.
+        """
+        values: dict[str, Any] = plain(
+            {"cells": self.cells.to_dict("records"), "notes": list(self.notes)}
+        )
+        return values
+
+    def _shown(self) -> pd.DataFrame:
+        cells = self.cells
+        interval = cells["step_seconds_low"].map(number) + " to "
+        interval += cells["step_seconds_high"].map(number)
+        table = pd.DataFrame({
+            "network": cells["network"],
+            "workers": cells["num_workers"],
+            "strategy": cells["strategy"],
+            "batch": cells["global_batch"],
+            "step (s)": cells["step_seconds"].map(number),
+            "90 % interval": interval.where(cells["step_seconds_low"].notna(), ""),
+            "exchange": cells["exchange_share"].map(_percent),
+            "waiting": cells["waiting_share"].map(_percent),
+            "speed-up": cells["speed_up"].map(number),
+            "efficiency": cells["efficiency"].map(_percent),
+            "money": cells["money"].map(number),
+            "": cells["kind"],
+        })  # fmt: skip
+        left_out = ["money"] * bool(cells["money"].isna().all())
+        left_out += ["network"] * (cells["network"].nunique() == 1)
+        return table.drop(columns=left_out)
+
+
+def _percent(value: float) -> str:
+    return "-" if value != value else f"{100 * value:.0f} %"
+
+
+def row_of(case: Case) -> dict[str, Any]:
+    """Simulate a case, and return its row of `Simulation.cells` without what compares it with other
+    rows.
+
+    Raises:
+        ValueError: If it cannot be simulated. The message names no option of a command.
+    """
+    steps = outcome(case.choice.strategy, case)
+    means = _draw_means(np.array_split(steps.step_seconds / steps.steps_each, NUM_DRAWS))
+    low, high = _widened(means, case.doubt)
+    whole, slowest = float(steps.step_seconds.sum()), steps.slowest_seconds
+    local_batch = float(case.batches.mean())
+    groups = case.choice.strategy.data_parallel_size(case.num_workers)
+    global_batch = case.passes * local_batch * groups
+    middle = float(np.median(means))
+    return {
+        "kind": SIMULATED,
+        "strategy": case.choice.name,
+        "num_workers": case.num_workers,
+        "local_batch": local_batch,
+        "global_batch": round(global_batch),
+        "step_seconds": middle,
+        "step_seconds_low": low,
+        "step_seconds_high": high,
+        "exchange_share": max(0.0, 1 - float(slowest.sum()) / whole),
+        "waiting_share": max(0.0, float((slowest - steps.mean_seconds).sum()) / whole),
+        "examples_per_second": global_batch * steps.examples_factor / middle,
+    }
+
+
+def _widened(seconds: Array, spread_of_logs: float) -> tuple[float, float]:
+    """Return the ends of the 90 % interval of draws that may all be wrong by one factor, too."""
+    low, middle, high = np.log(np.quantile(seconds, [INTERVAL[0], 0.5, INTERVAL[1]]))
+    more = P95 * spread_of_logs
+    ends = middle - np.hypot(middle - low, more), middle + np.hypot(high - middle, more)
+    return float(np.exp(ends[0])), float(np.exp(ends[1]))
+
+
+def _draw_means(blocks: Sequence[Array]) -> Array:
+    """Return the mean of each block of steps, one for each draw of the constants, without what
+    single steps add to the differences between blocks.
+    """
+    means = np.array([block.mean() for block in blocks])
+    within = [block.var(ddof=1) / len(block) for block in blocks if len(block) > 1]
+    noise = float(np.mean(within)) if within else 0.0
+    whole = float(means.var(ddof=1)) if len(means) > 1 else 0.0
+    kept = np.sqrt(max(0.0, 1 - noise / whole)) if whole > 0 else 0.0
+    return np.asarray(means.mean() + (means - means.mean()) * kept)
+
+
+def measured_rows(
+    constants: Constants, choices: Sequence[Choice], simulated: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row of `Simulation.cells` for the runs of a study of each strategy, number of workers
+    and local batch that were simulated, too.
+    """
+    keys = {(row["strategy"], row["num_workers"], row["local_batch"]) for row in simulated}
+    steps = constants.measured
+    for choice in () if steps.empty else choices:
+        timed = choice.runs_of(steps[steps["step_seconds"].notna()])
+        for (workers, batch), runs in timed.groupby(["num_workers", "local_batch"]):
+            if (choice.name, workers, batch) in keys:
+                seconds = runs["step_seconds"].astype(float)
+                middle, global_batch = float(seconds.median()), float(runs["global_batch"].iloc[0])
+                ends = (np.nan, np.nan) if len(runs) < 3 else seconds.quantile(list(INTERVAL))
+                exposed = runs["exposed_exchange_seconds_of_step"] / seconds
+                yield {
+                    "network": "measured",
+                    "kind": MEASURED,
+                    "strategy": choice.name,
+                    "num_workers": workers,
+                    "local_batch": batch,
+                    "global_batch": round(global_batch),
+                    "step_seconds": middle,
+                    **dict(zip(("step_seconds_low", "step_seconds_high"), ends, strict=True)),
+                    "exchange_share": float(exposed.mean()),
+                    "waiting_share": float((runs["wait_seconds_of_step"] / seconds).mean()),
+                    "examples_per_second": global_batch / middle,
+                }
+
+
+def lone_rates(case: Case) -> dict[str, float]:
+    """Return the examples that one worker alone trains on in a second, by `Simulation.cells.kind`:
+    as the study measured it with such a local batch, if it did, and as simulated.
+    """
+    simulated, steps = float(row_of(case)["examples_per_second"]), case.constants.measured
+    measured = [simulated]
+    if not steps.empty:
+        is_alike = (steps["num_workers"] == 1) & (steps["local_batch"] == case.local_batch)
+        alike = steps[is_alike & steps["step_seconds"].notna()]
+        measured = [*alike["global_batch"] / alike["step_seconds"]] or measured
+    return {SIMULATED: simulated, MEASURED: float(np.median(measured))}
+
+
+def compared(
+    rows: Sequence[Mapping[str, Any]], alone: Mapping[str, float], price: float | None
+) -> pd.DataFrame:
+    """Return rows as a table, with what compares each with one worker.
+
+    Args:
+        rows: The rows.
+        alone: The examples that one worker alone trains on in a second, for each kind of row.
+        price: The price of one worker for an hour; None if it is not known.
+    """
+    table = pd.DataFrame(rows)
+    table["speed_up"] = table["examples_per_second"] / table["kind"].map(alone)
+    for end, other in (("low", "high"), ("high", "low")):
+        ratio = table["step_seconds"] / table[f"step_seconds_{other}"]
+        table[f"speed_up_{end}"] = table["speed_up"] * ratio
+    table["efficiency"] = table["speed_up"] / table["num_workers"]
+    table["hours"] = MILLION / table["examples_per_second"] / 3600
+    table["money"] = table["hours"] * table["num_workers"] * (np.nan if price is None else price)
+    order = ["network", "strategy", "num_workers", "kind"]
+    return table.sort_values(order, ignore_index=True, kind="stable")
+
+
+def knees(cells: pd.DataFrame) -> Iterator[str]:
+    """Yield sentences that say from how many workers on more of them train little faster.
+
+    Args:
+        cells: The table `Simulation.cells`.
+    """
+    simulated = cells[cells["kind"] == SIMULATED]
+    several = simulated["network"].nunique() > 1
+    for (network, strategy), curve in simulated.groupby(["network", "strategy"], sort=False):
+        workers = knee(curve["num_workers"], curve["examples_per_second"])
+        if workers is not None:
+            where = f" with {network}" if several else ""
+            yield (
+                f"Knee of {strategy}{where}: from {counted(workers, 'worker')} on, more workers "
+                "bring less than half of the speed that they cost."
+            )
