@@ -23,7 +23,6 @@ COMPILER = "torch._dynamo"
 
 NAMES = {
     "batchnorm": "torch.nn.modules.batchnorm:_BatchNorm",
-    "copy_each": "torch:_foreach_copy_",
     "dispatch_mode": "torch.utils._python_dispatch:TorchDispatchMode",
     "handler": "torch.distributed.elastic.rendezvous.static_tcp_rendezvous:StaticTCPRendezvous",
     "is_view": "torch:Tensor._is_view",
