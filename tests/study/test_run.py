@@ -127,7 +127,6 @@ TORCH = {"torch", "torchvision", "timm", "sklearn"}
         (("report", "nowhere"), 2, set()),
         (("run", "local_batch=8", *QUICK), 0, {"pandas", "matplotlib"}),
     ],
-    ids=lambda value: str(value)[:20],
 )
 def test_the_command_itself_imports_no_torch(
     tmp_path: Path, arguments: tuple[str, ...], code: int, others: set[str]

@@ -44,6 +44,10 @@ class Regression(torch.nn.Linear):
     def loss(self, outputs, targets):
         return torch.nn.functional.mse_loss(outputs, targets, reduction="sum")
 
+class Begun(Strategy):
+    def step(self):
+        pass
+
 class Sum(AllReduce):
     def __init__(self, config, strategy, place, paths, scale):
         super().__init__(config, strategy, place, paths)
@@ -155,6 +159,7 @@ def test_a_policy_decides_what_a_round_takes() -> None:
             "strategy=own strategy.target=parts.py:NoStrategy",
             "NoStrategy is not a bsweep.strategies.Strategy",
         ),
+        ("strategy=own strategy.target=parts.py:Begun", "Begun lacks gather, prepare: write"),
         (
             "strategy=own strategy.target=parts.py:Sum +strategy.options.scale=1 launch=inline",
             "Sum exchanges over torch.distributed, which needs processes that torchrun starts",

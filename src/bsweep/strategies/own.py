@@ -46,6 +46,11 @@ def _refuse(kind: type, config: RunConfig, strategy: OwnStrategyConfig) -> None:
             f"strategy.target={strategy.target}: {kind.__name__} is not a "
             "bsweep.strategies.Strategy."
         )
+    if missing := ", ".join(sorted(getattr(kind, "__abstractmethods__", ()))):
+        raise ConfigError(
+            f"strategy.target={strategy.target}: {kind.__name__} lacks {missing}: write what is "
+            "missing, or inherit bsweep.strategies.groups.TorchStrategy, which has all but step."
+        )
     if not config.launch.starts_processes and issubclass(kind, TorchStrategy):
         raise ConfigError(
             f"launch={config.launch.name} with strategy.target={strategy.target}: {kind.__name__} "

@@ -1,9 +1,13 @@
 """One training step of a worker, from its examples to the updated model.
 
 `train_round` takes the next examples of the epoch, and makes a step with each of this worker's
-parts of them; with most strategies a round is one step. A step computes the gradient in one or more
-passes (forward + backward), which add it up in the vector. Then the strategy exchanges gradients,
-where it does so, and updates the model.
+parts of them; with most strategies a round is one step. `compute_passes` computes the gradient of a
+step in one or more passes (forward + backward), which add it up in one flat vector
+(`numerics.vector`): the tensors' `grad` are views of it. The sum of losses is divided by the
+examples of all workers, so that the sum of the workers' gradients is the gradient of the mean. Then
+the strategy (`strategies.base`) exchanges gradients, where it does so, and updates the model.
+
+A phase inside another one, such as "data" in "backward", interrupts it (`numerics.timing`).
 """
 
 from __future__ import annotations
@@ -47,10 +51,10 @@ def train_round(
         cursor.
     """
     strategy, size = job.strategy, plan.round_size(shares)
-    batch, coming = (
+    round_batch, coming = (
         plan.step_indices(order, start, size) for start in (cursor.position, cursor.position + size)
     )
-    steps = plan.local_steps(batch, strategy.replica, shares)
+    steps = plan.local_steps(round_batch, strategy.replica, shares)
     expected = [*steps, *plan.local_steps(coming, strategy.replica, shares)]
     crops = job.inputs.crops(cursor.epoch, job.config.seed)
     cursor.global_batch = plan.global_batch(shares)
@@ -59,19 +63,19 @@ def train_round(
     for number, examples in enumerate(steps, 1):
         job.dataset.train.expect(expected[number - 1 : number + 1])  # to load them early
         if job.noise:
-            job.noise.begin_step(shares, len(batch), cursor.num_steps, bool(job.graphs))
+            job.noise.begin_step(shares, len(round_batch), cursor.num_steps, bool(job.graphs))
         with clock.step():
-            middle = cursor.epochs_done((number - 0.5) / len(steps) * len(batch))
+            middle = cursor.epochs_done((number - 0.5) / len(steps) * len(round_batch))
             rate = job.learning_rate(middle, strategy.rate_batch(shares))
             optim.set_learning_rate(job.optimizer, rate * job.policy.rate_factor(middle))
             sums_of_step = train_step(
-                job, batch, examples, crops, shares[strategy.replica].num_passes
+                job, round_batch, examples, crops, shares[strategy.replica].num_passes
             )
             sums += sums_of_step
             cursor.recent += sums_of_step
             ends_round = number == len(steps)
             if ends_round:
-                cursor.position += len(batch)
+                cursor.position += len(round_batch)
                 if isinstance(strategy, Rounds):
                     with job.phase("exchange"):
                         strategy.end_round(
@@ -79,7 +83,7 @@ def train_round(
                         )
         cursor.num_steps += 1
         job.heartbeat()
-        yield 0 if ends_round else number / len(steps) * len(batch)
+        yield 0 if ends_round else number / len(steps) * len(round_batch)
 
 
 def train_step(
