@@ -35,11 +35,9 @@ ruff format --check .
 shellcheck -x scripts/*.sh .ci/run
 if [[ $full ]]; then mypy; else mypy src; fi
 wait
-# Much of a test is waiting, for processes to start or to be given up: three at a time fill two cores,
-# and four where whole sweeps are killed and resumed.
+# Much of a test is waiting, for processes to start or to be given up: three at a time fill two cores.
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-processes=$((cores + ${full:+1} + 1))
-options=(--numprocesses $((processes < 8 ? processes : 8)) --dist worksteal)
+options=(--numprocesses $((cores < 8 ? cores + 1 : 8)) --dist worksteal)
 if [[ ! $full ]]; then exec pytest "${options[@]}" "$@"; fi
 
 code=0

@@ -13,9 +13,12 @@ from bsweep.config.own import Own
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
 from bsweep.config.values import ConfigError
+from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
+from bsweep.runlog.files import RunPaths
 from bsweep.study import checks
+from bsweep.train import warm_up, worker
 from tests.numerics.test_optim import make_model
 from tests.support.running import TINY, compose, ran_ok
 
@@ -71,6 +74,11 @@ class NoStrategy:
 
 class Alone(Single):
     pass
+
+class Dropping(Single):
+    def step(self):
+        super().step()
+        self._optimizer.zero_grad()
 
 class Shapes(torch.optim.SGD):
     def __init__(self, parameters, lr, seen=()):
@@ -173,6 +181,18 @@ def test_a_policy_decides_what_a_round_takes() -> None:
 def test_what_is_none_is_said_before_anything_starts(words: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         checks.check_point(resolved(*words.split()))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lars"])  # of one long parameter, and of tensors
+def test_a_step_that_drops_gradients_is_refused(
+    folder: Path, tmp_path: Path, optimizer: str
+) -> None:
+    words = "launch=inline", "strategy=own", "strategy.target=parts.py:Dropping"
+    job = worker.set_up(
+        resolved(*words, f"optimizer={optimizer}"), RunPaths(tmp_path / "run"), Place()
+    )
+    with pytest.raises(ValueError, match="leave zero_grad"):
+        warm_up.make_steps(job)
 
 
 @pytest.mark.full

@@ -235,11 +235,14 @@ def rates_set(optimizer: Optimizer, rates: Sequence[float]) -> Iterator[None]:
     before = [group["lr"] for group in groups]
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
-    yield
-    for group, rate in zip(groups, before, strict=True):
-        group["lr"] = rate
+    try:
+        yield
+    finally:
+        for group, rate in zip(groups, before, strict=True):
+            group["lr"] = rate
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    """Let an optimizer make its next steps with one learning rate for all of its groups."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -30,25 +29,22 @@ def restoring(
         optimizer: An optimizer whose parameters and state are restored.
     """
     # A forward pass may write into a buffer, or put another tensor in its place.
-    buffers = [
-        (module, name, buffer)
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    groups = optimizer.param_groups if optimizer else []
-    parameters = [part_of(tensor) for group in groups for tensor in group["params"]]
-    kept = [*(buffer for _, _, buffer in buffers), *tensors, *parameters]
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    state = optimizer.state if optimizer else {}
+    states = [(held, dict(held)) for held in state.values()]
+    state_before = dict(state)
+    groups = [(group, dict(group)) for group in (optimizer.param_groups if optimizer else ())]
+    parameters = [tensor for group, _ in groups for tensor in group["params"]]
+    values = [value for _, named in (*buffers, *states) for value in named.values()]
+    kept = [part_of(t) for t in (*values, *parameters, *tensors) if isinstance(t, Tensor)]
     before = [tensor.detach().clone() for tensor in kept]
-    state = copy.deepcopy(optimizer.state_dict()) if optimizer else {}
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
-        for module, name, buffer in buffers:
-            module._buffers[name] = buffer
+        for held, named in (*buffers, *states, *groups, (state, state_before)):
+            held.clear()
+            held.update(named)
         with torch.no_grad():
             for tensor, value in zip(kept, before, strict=True):
                 tensor.copy_(value)
-        if optimizer:
-            optimizer.load_state_dict(state)

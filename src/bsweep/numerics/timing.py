@@ -80,9 +80,11 @@ class Timeline:
         """Let the `with` block be in the phase `name`."""
         self._open.append(name)
         self._turn()
-        yield
-        self._open.pop()
-        self._turn()
+        try:
+            yield
+        finally:
+            self._open.pop()
+            self._turn()
 
     def spans(self) -> list[Span]:
         """Return the spans since this method was last called, in their order, after a GPU has

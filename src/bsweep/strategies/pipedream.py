@@ -236,7 +236,6 @@ class PipeDream(Pipeline, Rounds):
     def rehearse(self) -> None:
         self._drain(self._go_back)
         super().rehearse()
-        self._updates_missed = self._num_batches = 0
 
     def traffic(self) -> Traffic:
         self._drain(self._finish)  # outside of training, when steps end before an epoch does

@@ -72,6 +72,10 @@ def measured(pieces: Pieces, model: nn.Module, inputs: Tensor, autocast: Context
             not compute what the model computes.
     """
     rounds = []
+    modules = dict.fromkeys(
+        m for whole in (model, *(p for _, p in pieces)) for m in whole.modules()
+    )
+    attributes = [(module, dict(vars(module))) for module in modules]
     with restoring(model, inputs.device):
         models.refuse_other_outputs(pieces, model, inputs, autocast)
         for _ in range(_ROUNDS):
@@ -88,6 +92,9 @@ def measured(pieces: Pieces, model: nn.Module, inputs: Tensor, autocast: Context
                 outputs.append(coming)
                 piece.zero_grad()
             rounds.append([seconds_between(*pair) for pair in marks])
+    for module, before in attributes:  # a model may keep a mask that a pass made, for example
+        vars(module).clear()
+        vars(module).update(before)
     return Measured(
         len(inputs),
         [min(of_piece) for of_piece in zip(*rounds, strict=True)],

@@ -144,7 +144,9 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     mine = plan.even_part(torch.arange(len(part)), job.strategy.replica, num_shares)
     tokens = dataset.tokens_per_example
     fits = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
-    at_once = max(fits, job.config.examples_per_pass)
+    batches = job.config.local_batches
+    common = max(batches) if job.strategy.collective_forward else batches[job.strategy.replica]
+    at_once = max(fits, common)
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     # With some strategies workers exchange in every forward pass, so all make equally many.
     longest = -(-len(part) // num_shares) if job.strategy.collective_forward else len(mine)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.config.run import RunConfig
@@ -156,7 +156,7 @@ class NoiseMeter:
         step = self._step
         if step is None or step.num_workers > 1 or step.num_seen == step.num_gradients:
             return
-        flat = torch.cat([_flat(tensor) for tensor in self._vector.tensors])
+        flat = self._vector.gradients.clone()
         own = flat if step.before is None else flat - step.before
         step.add(self._squared_norm(own) / self._scale() ** 2 * (step.num_examples / num_examples))
         step.before = flat
@@ -336,13 +336,3 @@ class _Step:
 
     def add(self, square: Tensor) -> None:
         self.own = square if self.own is None else self.own + square
-
-
-def _flat(tensor: nn.Parameter) -> Tensor:
-    """Return the gradient of a parameter as a 1-D tensor, or zeros if the parameter has no
-    gradient.
-
-    The order of the elements does not matter for a norm.
-    """
-    gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-    return gradient.detach().reshape(-1)

@@ -56,7 +56,6 @@ def train_round(
     )
     steps = plan.local_steps(round_batch, strategy.replica, shares)
     expected = [*steps, *plan.local_steps(coming, strategy.replica, shares)]
-    crops = job.inputs.crops(cursor.epoch, job.config.seed)
     cursor.global_batch = plan.global_batch(shares)
     if isinstance(strategy, Rounds):
         strategy.begin_round(tuple(shares))
@@ -68,6 +67,7 @@ def train_round(
             middle = cursor.epochs_done((number - 0.5) / len(steps) * len(round_batch))
             rate = job.learning_rate(middle, strategy.rate_batch(shares))
             optim.set_learning_rate(job.optimizer, rate * job.policy.rate_factor(middle))
+            crops = job.inputs.crops(cursor.epoch, job.config.seed)  # drawn once in an epoch
             sums_of_step = train_step(
                 job, round_batch, examples, crops, shares[strategy.replica].num_passes
             )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from bsweep.config import own
 from bsweep.data import plan
 from bsweep.train import step
 from bsweep.train.job import Job
@@ -46,7 +47,21 @@ def make_steps(job: Job) -> None:
             with job.restoring(job.optimizer):
                 job.strategy.rehearse()
             job.heartbeat()
+        if {"optimizer", "strategy"} & own.cards(job.config).keys():
+            _refuse_dropped_gradients(job)
     saved.seek(0)
     state, own_state = torch.load(saved, map_location="cpu", weights_only=True)
     job.strategy.load_state(state)
     job.strategy.load_own_state(own_state)
+
+
+def _refuse_dropped_gradients(job: Job) -> None:
+    """Raise ValueError if a step of the user's own strategy or optimizer drops gradients, which
+    passes would then not add up in the vector.
+    """
+    parameters = [p for group in job.optimizer.param_groups for p in group["params"]]
+    if any(tensor.grad is None for tensor in (*job.vector.tensors, *parameters)):
+        raise ValueError(
+            "the strategy or the optimizer sets gradients to None, as zero_grad() does, but bsweep "
+            "sets them to zero itself before each step: leave zero_grad() out."
+        )
