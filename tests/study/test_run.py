@@ -307,7 +307,7 @@ def test_divergence_ends_the_run_and_keeps_what_was_logged(tmp_path: Path) -> No
 
 
 TOO_BIG = (
-    *("data=synthetic", "data.num_train=256", "data.num_test=8", "data.shape=[3,256,256]"),
+    *("data=synthetic", "data.num_train=512", "data.num_test=8", "data.shape=[3,256,256]"),
     *("model=tiny_cnn", "model.width=512", "local_batch=256", "epochs=1", "study=s"),
 )
 """A point whose first layer returns 8 GiB."""
