@@ -100,7 +100,8 @@ class Pipeline(Split, Staged):
         }
         wholes = (model, *(piece for _, piece in pieces))
         kept = [module for stage in self._modules.values() for module in stage.modules()]
-        self.receive(dict.fromkeys(one for whole in wholes for one in whole.modules()), kept)
+        modules = dict.fromkeys(module for whole in wholes for module in whole.modules())
+        self.receive(modules, kept)
 
     def _cuts(self, seconds: list[float]) -> list[int]:
         """Return the configured cuts, those with which this run began, or balanced ones."""

@@ -21,7 +21,7 @@ from bsweep.core.words import counted
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What is simulated at once: a strategy on a number of workers.
+    """A strategy on a number of workers, whose steps are simulated at once.
 
     `local_batch` is what a worker, or a group of workers that compute the same examples, takes in
     a pass, of which a step has `passes`. An allocation makes the batches of uneven workers of it
