@@ -143,34 +143,34 @@ def _measure_batches(job: Job, own_batch: int, later_bytes: int) -> tuple[list[P
     larger batch) or "out_of_memory".
     """
     most = len(job.dataset.train_labels) // job.config.accumulation_steps
-    found: list[ProbedBatch] = []
+    batches: list[ProbedBatch] = []
     batch, spent = 1, 0.0
     while (
         seconds := _step_seconds(
             job, batch, later_bytes, _OWN_BATCH_TIMES if batch == own_batch else 1
         )
     ) is not None:
-        found.append(ProbedBatch(batch, seconds))
+        batches.append(ProbedBatch(batch, seconds))
         # The wall clock is not used, because hosts may be busy.
         spent += seconds + min(timed_steps.NUM_STEPS * seconds, timed_steps.MOST_SECONDS)
         if batch == most:
-            return found, "examples"
+            return batches, "examples"
         if batch >= own_batch and spent + 4 * seconds > _MOST_SECONDS:
-            return found, "seconds"
+            return batches, "seconds"
         batch = min(_next(batch, own_batch), most)
-    if not found:
+    if not batches:
         raise MemoryError(
             "a local batch of 1 is out of memory: give this worker more memory, or choose a "
             "smaller model"
         )
-    middle = (found[-1].local_batch + batch) // 2
+    middle = (batches[-1].local_batch + batch) // 2
     if (
-        found[-1].local_batch < middle
+        batches[-1].local_batch < middle
         and not graph_capture.lost_memory()
         and (seconds := _step_seconds(job, middle, later_bytes)) is not None
     ):
-        found.append(ProbedBatch(middle, seconds))
-    return found, "out_of_memory"
+        batches.append(ProbedBatch(middle, seconds))
+    return batches, "out_of_memory"
 
 
 def _next(batch: int, own_batch: int) -> int:

@@ -165,7 +165,7 @@ class _Rounds:
             if phase:
                 timing.enter_context(_optimizer_in(phase, job))
                 timing.enter_context(phase("loop"))
-            loop.train_round(job, self.cursor, self._order, self._clock)
+            loop.train_and_record_round(job, self.cursor, self._order, self._clock)
 
 
 @contextmanager

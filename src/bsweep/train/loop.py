@@ -87,7 +87,7 @@ def train_epoch(job: Job, cursor: Cursor, checkpoints: CheckpointSchedule) -> Ep
     meter = energy.Meter(job.device, counts_host=job.place.local_rank == 0)
     is_whole = cursor.position == 0
     while not _is_over(job, cursor):
-        train_round(job, cursor, order, clock)
+        train_and_record_round(job, cursor, order, clock)
         if not _is_over(job, cursor) and evaluation.is_due(job, cursor):
             # This waits for the GPU to finish its steps before its energy is read.
             seconds = clock.seconds()
@@ -99,7 +99,7 @@ def train_epoch(job: Job, cursor: Cursor, checkpoints: CheckpointSchedule) -> Ep
     return _epoch_record(job, cursor, clock, meter.joules() if is_whole else math.nan)
 
 
-def train_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> None:
+def train_and_record_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> None:
     """Train one round, which begins at the position `cursor`; with most strategies a round is one
     step. Record it, and show its measurements to the batching policy, which may then change the
     batch size.
