@@ -63,7 +63,7 @@ GRIDS = {
     "options of one's own": (
         ["local_batch=8", "local_batch=32"],
         ["model=own"],
-        ["model.target=scripts/examples/small_network.py:build"],
+        ["model.target=examples/small_network.py:build"],
         ["++model.options.width=4", "++model.options.width=8"],
     ),
 }

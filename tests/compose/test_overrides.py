@@ -50,7 +50,7 @@ def type_run(
 TINY_DATA = " ".join(TINY)
 GROWING = f"{TINY_DATA} batching=schedule model=tiny_cnn"
 BY_LAYER = "model=tiny_cnn strategy=parameter_server strategy.sharding=layer"
-NETWORK = ROOT / "scripts/examples/small_network.py"
+NETWORK = ROOT / "examples/small_network.py"
 TEXT = f"data=text data.path={__file__} model=llama_tiny"
 REFUSED = [  # what is typed after local_batch=8, and what is said
     ("launch=null", "launch=null: null is not a name", "launch=NAME", "torchrun"),

@@ -38,7 +38,7 @@ def test_a_run_over_hosts(
     one's own. Whatever listens does so at the interface that was named. All files have the umask of
     the command: an sshd would give its own.
     """
-    shutil.copy(ROOT / "scripts/examples/small_network.py", tmp_path / "mine.py")
+    shutil.copy(ROOT / "examples/small_network.py", tmp_path / "mine.py")
     overrides = {**up(str(hosts.count("h"))), "num_workers": "2"}
     keys = [f"{key}={value}" for key, value in overrides.items()]
     point = ("-m", "local_batch=8,16", *keys, *TINY, *more, "epochs=1", "study=s")

@@ -427,7 +427,7 @@ def test_a_monitor_says_what_it_takes() -> None:
 
 @pytest.mark.full
 def test_loops_of_others_measure_the_same_over_horovod_and_in_ddp() -> None:
-    examples = ROOT / "scripts/examples"
+    examples = ROOT / "examples"
     # What torch's DDP leaves is kept to the end: where it is dropped, one exit in some waits for
     # itself (torch 2.13).
     plain, horovod, ddp = (

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.running import ROOT, ran_ok
 
-EXAMPLES = ROOT / "scripts/examples/programs"
+EXAMPLES = ROOT / "examples/programs"
 DIGITS = ROOT / "src/bsweep/data/digits.csv.gz"
 PYTHONS = ("BSWEEP_PROGRAMS_PYTHON", "BSWEEP_TENSORFLOW_PYTHON")
 """The variables with the interpreters that have the libraries; see scripts/programs.sh."""
@@ -96,7 +96,7 @@ def test_each_adapter_has_an_example() -> None:
 def test_each_example_begins_with_its_command() -> None:
     for path in EXAMPLES.glob("*.py"):
         docstring = path.read_text().split('"""')[1]
-        assert f"scripts/examples/programs/{path.name}" in docstring, path
+        assert f"examples/programs/{path.name}" in docstring, path
 
 
 @pytest.mark.full

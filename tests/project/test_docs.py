@@ -55,7 +55,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "wandb_export.csv").write_text(
         "Name,State,Runtime,batch_size,val_acc\ncalm-1,finished,12,32,0.75\n"
     )
-    (folder / "scripts").symlink_to(ROOT / "scripts")
+    (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "results/measured").symlink_to(ROOT / "results/measured")
     (build,) = re.findall(
         r"^def build\(number.*?^```", (ROOT / "docs/own.md").read_text(), re.DOTALL | re.MULTILINE

@@ -143,7 +143,7 @@ def test_the_command_itself_imports_no_torch(
 @pytest.mark.full
 def test_inside_horovodrun_the_warm_processes_train_point_after_point(tmp_path: Path) -> None:
     """With a model of one's own, and to the numbers of points that are launched."""
-    shutil.copy(ROOT / "scripts/examples/small_network.py", tmp_path / "mine.py")
+    shutil.copy(ROOT / "examples/small_network.py", tmp_path / "mine.py")
     own = ("model=own", "model.target=mine.py:build", "model.options.width=4,8")
     grid = ("run", "-m", *TINY, "epochs=2", "local_batch=8", "precision=fp64", *own)
     ran_ok(*grid, "num_workers=2", "study=cold", cwd=tmp_path)

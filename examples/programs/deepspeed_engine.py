@@ -1,7 +1,7 @@
 """A script with a DeepSpeed engine and the adapter for bsweep; pip install 'bsweep[deepspeed]'.
 
 bsweep run program=own launch=torchrun local_batch=16,32 num_workers=1,2 optimizer.lr=0.05 \
-    epochs=3 "program.command='python scripts/examples/programs/deepspeed_engine.py'"
+    epochs=3 "program.command='python examples/programs/deepspeed_engine.py'"
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import bsweep
 from bsweep.programs.adapters.deepspeed import resume, save, settings, steps
 
-DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

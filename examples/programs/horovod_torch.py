@@ -1,7 +1,7 @@
 """A plain training script, torch with Horovod, with six lines for bsweep.
 
 bsweep run program=own launch=horovodrun optimizer.lr=0.05 local_batch=16,32 num_workers=1,2 \
-    epochs=3 "program.command='python scripts/examples/programs/horovod_torch.py'"
+    epochs=3 "program.command='python examples/programs/horovod_torch.py'"
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bsweep
 
-DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

@@ -1,6 +1,6 @@
 """A network of one's own, swept over batch sizes.
 
-bsweep run model=own model.target=scripts/examples/small_network.py:build
+bsweep run model=own model.target=examples/small_network.py:build
 model.options.width=16,32 local_batch=32,64
 """
 

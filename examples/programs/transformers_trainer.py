@@ -2,7 +2,7 @@
 'bsweep[transformers]'.
 
 bsweep run program=own launch=torchrun optimizer.lr=0.005 local_batch=16,32 num_workers=1,2 \
-    epochs=3 "program.command='python scripts/examples/programs/transformers_trainer.py'"
+    epochs=3 "program.command='python examples/programs/transformers_trainer.py'"
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from transformers import Trainer, TrainingArguments, set_seed
 import bsweep
 from bsweep.programs.adapters.transformers import BsweepCallback, arguments
 
-DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 
 
 def digits() -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:

@@ -1,7 +1,7 @@
 """A plain JAX script with the adapter for bsweep; pip install 'bsweep[jax]'.
 
 bsweep run program=own launch=torchrun local_batch=16,32 num_workers=1,2 optimizer.lr=0.1 \
-    epochs=3 "program.command='python scripts/examples/programs/jax_loop.py'"
+    epochs=3 "program.command='python examples/programs/jax_loop.py'"
 """
 
 import os
@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import bsweep
 from bsweep.programs.adapters.jax import steps
 
-DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 Params = dict[str, jax.Array]
 
 

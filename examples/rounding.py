@@ -1,7 +1,7 @@
 """A codec of one's own: gradients that are rounded before they are summed.
 
 bsweep run num_workers=2 strategy=allreduce compression=own
-compression.target=scripts/examples/rounding.py:Rounded
+compression.target=examples/rounding.py:Rounded
 """
 
 from __future__ import annotations

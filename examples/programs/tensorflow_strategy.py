@@ -2,7 +2,7 @@
 `MultiWorkerMirroredStrategy`; pip install tensorflow tf_keras bsweep.
 
 bsweep run program=own launch=torchrun local_batch=16,32 num_workers=1,2 optimizer.lr=0.05 \
-    epochs=3 "program.command='python scripts/examples/programs/tensorflow_strategy.py'"
+    epochs=3 "program.command='python examples/programs/tensorflow_strategy.py'"
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ import tf_keras as keras
 import bsweep
 from bsweep.programs.adapters.keras import BsweepCallback
 
-DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 
 
 def main() -> None:

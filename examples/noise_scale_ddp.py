@@ -1,6 +1,6 @@
 """As `noise_scale.py`, of several workers in DistributedDataParallel.
 
-torchrun --nproc-per-node 2 scripts/examples/noise_scale_ddp.py
+torchrun --nproc-per-node 2 examples/noise_scale_ddp.py
 """
 
 import torch

@@ -1,7 +1,7 @@
 """A Keras 3 script, with JAX below, and the callback for bsweep; pip install 'bsweep[keras,jax]'.
 
 bsweep run program=own launch=torchrun local_batch=16,32 num_workers=1,2 optimizer.lr=0.05 \
-    epochs=3 "program.command='python scripts/examples/programs/keras_callback.py'"
+    epochs=3 "program.command='python examples/programs/keras_callback.py'"
 """
 
 import os
@@ -14,7 +14,7 @@ import numpy as np
 import bsweep
 from bsweep.programs.adapters.keras import BsweepCallback
 
-DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """A Lightning script with the callback for bsweep; pip install 'bsweep[lightning]'.
 
 bsweep run program=own launch=torchrun local_batch=16,32 num_workers=1,2 optimizer.lr=0.05 \
-    epochs=3 "program.command='python scripts/examples/programs/lightning_callback.py'"
+    epochs=3 "program.command='python examples/programs/lightning_callback.py'"
 """
 
 import os
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bsweep
 from bsweep.programs.adapters.lightning import BsweepCallback
 
-DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

@@ -1,9 +1,7 @@
-"""A plain training script, torch with DistributedDataParallel, with five lines for bsweep;
-torch_ddp_before.py is the same without them.
+"""A plain training script, torch with DistributedDataParallel, before bsweep; torch_ddp.py is the
+same with five more lines.
 
-bsweep run program=own launch=torchrun local_batch=16,32 num_workers=1,2 optimizer.lr=0.05 \
-    epochs=3 "program.command='python scripts/examples/programs/torch_ddp.py \
-    --batch {local_batch} --lr {lr} --seed {seed}'"
+torchrun --nproc-per-node=2 examples/programs/torch_ddp_before.py --batch 32 --lr 0.05
 """
 
 import argparse
@@ -18,9 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import bsweep
-
-DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
@@ -39,7 +35,6 @@ def main() -> None:
 
     if "RANK" not in os.environ:  # without torchrun: one worker
         os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    run = bsweep.join(num_test=360, num_classes=10)
     dist.init_process_group("gloo")
     torch.manual_seed(given.seed)
     train, test = digits()
@@ -48,9 +43,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=0.9)
     sampler: DistributedSampler[object] = DistributedSampler(train, seed=given.seed)
     loader = DataLoader(train, batch_size=given.batch, sampler=sampler, drop_last=True)
-    for epoch in run.epochs():
+    for epoch in range(1, given.epochs + 1):
         sampler.set_epoch(epoch)
-        for images, labels in run.steps(loader):
+        for images, labels in loader:
             optimizer.zero_grad()
             cross_entropy(model(images), labels).backward()
             optimizer.step()
@@ -59,7 +54,6 @@ def main() -> None:
         loss = cross_entropy(outputs, labels).item()
         accuracy = (outputs.argmax(1) == labels).float().mean().item()
         print(f"epoch {epoch}: test loss {loss:.3f}, test accuracy {accuracy:.3f}")
-        run.evaluated(test_loss=loss, test_accuracy=accuracy)
     dist.destroy_process_group()
 
 

@@ -2,7 +2,7 @@
 'bsweep[accelerate]'.
 
 bsweep run program=own launch=torchrun local_batch=16,32 num_workers=1,2 optimizer.lr=0.05 \
-    epochs=3 "program.command='python scripts/examples/programs/accelerate_loop.py'"
+    epochs=3 "program.command='python examples/programs/accelerate_loop.py'"
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bsweep
 from bsweep.programs.adapters.accelerate import mean, resume, save, steps
 
-DIGITS = Path(__file__).resolve().parents[3] / "src/bsweep/data/digits.csv.gz"
+DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:

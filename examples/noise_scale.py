@@ -1,7 +1,7 @@
 """The gradient noise scale of a plain training loop: the two lines with `monitor` are all that it
 takes.
 
-python scripts/examples/noise_scale.py
+python examples/noise_scale.py
 """
 
 import torch

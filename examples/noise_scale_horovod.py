@@ -1,6 +1,6 @@
 """As `noise_scale.py`, of several workers over Horovod.
 
-horovodrun -np 2 python scripts/examples/noise_scale_horovod.py
+horovodrun -np 2 python examples/noise_scale_horovod.py
 """
 
 import horovod.torch as hvd
