@@ -26,16 +26,15 @@ from pathlib import Path
 from statistics import linear_regression, mean, median, stdev
 from typing import Any
 
-from recompute import is_rounded, over_seeds
 from scipy import stats
 
 MEASURED = Path(__file__).parents[1] / "results" / "measured"
 LEFT_OUT = (
-    "predictions: errors, coverage, p-values, what searches cost (scripts/truth.py, policies.py)",
+    "predictions: errors, coverage, p-values, what searches cost (truth/rules.py, policies.py)",
     "geo_distributed: changes, tokens a second, losses after 62 s, speeds and arithmetic",
     "numbers in sentences, except those of BatchNorm",
     "accuracies after 24 steps, memory and overheads",
-    "model_parallel (scripts/model_parallel.py prints it from the records)",
+    "model_parallel (model_parallel/tables.py prints it from the records)",
     "clusters: simulated seconds (scripts/simulate_truth.py)",
     "results/bench, the log, and outputs that the docs show",
 )
@@ -279,6 +278,16 @@ def interval(values: Sequence[float]) -> list[float]:
     """A mean and its 95 % t-interval."""
     half = stats.t.ppf(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return [mean(values), mean(values) - half, mean(values) + half]
+
+
+def over_seeds(values: Sequence[float]) -> list[float]:
+    """Return one or two values as they are, and of more the mean and half the width of its 95 %
+    t-interval.
+    """
+    if len(values) < 3:
+        return [*values]
+    middle, low, _ = interval(values)
+    return [middle, middle - low]
 
 
 def of_recorded_policies(page: str) -> Iterator[Told]:
@@ -589,6 +598,10 @@ PARTS: Sequence[Callable[[str], Iterable[Told]]] = (
     of_cifar10, of_cifar10_fits, of_exchanges, of_stragglers, of_sharding, of_geo_distributed,
     of_clusters,
 )  # fmt: skip
+
+
+def is_rounded(value: float, text: str) -> bool:
+    return abs(value - float(text)) <= 0.51 * 10.0 ** -len(text.partition(".")[2])
 
 
 def agrees(values: Sequence[float], text: str) -> bool:

@@ -240,8 +240,8 @@ def clusters() -> Iterator[Row]:
     """Compare seconds of a step on 4 and 8 emulated hosts with what is simulated from 1 and 2.
 
     Two models, three strategies and three rates of the cables. The hosts share two cores, so
-    workers sleep for most of each pass (`scripts/cluster.sh`). The doubt about more workers than
-    were measured comes from the two other strategies.
+    workers sleep for most of each pass (`measure.sh` in `results/measured/clusters`). The doubt
+    about more workers than were measured comes from the two other strategies.
     """
     for cell in _cluster_cells():
         others = {one.strategy for one in _cluster_cells()} - {cell.strategy}

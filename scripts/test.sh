@@ -32,7 +32,7 @@ python -m compileall -q src # at once, and not by each process of pytest
 pytest --collect-only -qq >/dev/null 2>&1 & # compiles beside the linters what tests import
 ruff check .
 ruff format --check .
-shellcheck -x scripts/*.sh .ci/run
+shellcheck -x scripts/*.sh results/measured/*/*.sh .ci/run
 if [[ $full ]]; then mypy; else mypy src; fi
 wait
 # Much of a test is waiting, for processes to start or to be given up: three at a time fill two cores.

@@ -1,5 +1,5 @@
 """A grid of batches and worker counts that was measured, and searches that are played over it; see
-`truth.py`.
+`rules.py`.
 """
 
 from __future__ import annotations

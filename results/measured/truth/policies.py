@@ -1,10 +1,10 @@
 """Batches that change while training against the best fixed one, seed by seed: time to a target on
 several workers.
 
-    python scripts/policies.py results/measured/truth --target-accuracy 0.65
+    python results/measured/truth/policies.py results/measured/truth --target-accuracy 0.65
 
 The folder has `policies`, the tables of a study whose runs differ in `batching`, learning-rate
-rule and seed. If the folder has `steps` too, as `truth.py` reads it, the runs are of single
+rule and seed. If the folder has `steps` too, as `rules.py` reads it, the runs are of single
 workers. On N workers the same steps then take what `steps` says of each batch, between measured
 ones interpolated in logarithms, and `batchnorm` has fixed batches in passes. Otherwise each run
 took the seconds that it recorded, and fixed batches are among the runs. The best fixed batch is

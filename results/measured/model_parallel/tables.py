@@ -1,6 +1,6 @@
 """Seconds, memory and bubble of models split over workers, from the records alone.
 
-    python scripts/model_parallel.py results/measured/model_parallel
+    python results/measured/model_parallel/tables.py results/measured/model_parallel
 
 The folder has `records`, with one compressed `metrics.jsonl` for each run, named
 `STUDY.RUN_ID.jsonl.gz`. A study is a model on a network. The script prints a table for each study.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures steps on 1, 2, 4 and 8 emulated hosts at 0.1, 1 and 10 Gbit/s, to hold simulations against. Needs root on Linux.
 #
-#   cluster.sh TEXT FOLDER [RATE...]   TEXT is a text file to train on. Studies go to FOLDER, one for each model and RATE:
+#   measure.sh TEXT FOLDER [RATE...]   TEXT is a text file to train on. Studies go to FOLDER, one for each model and RATE:
 #                                      100mbit, 1gbit, 10gbit; without, all
 #
 # The hosts share this machine's cores. So that they need not take turns, workers sleep for 7 of 8 parts of each pass
@@ -9,7 +9,7 @@
 set -euo pipefail
 text=$(realpath "$1") folder=$(realpath "$2")
 shift 2
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+emulated=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../scripts" && pwd)/hosts.sh
 
 # run MODEL RATE WORKERS STEPS SEEDS WORDS...
 run() {
@@ -25,7 +25,7 @@ run() {
     llama) own=(data=text "data.path=$text" data.sequence_length=64 data.test_share=0.002 model=llama_tiny
         model.hidden_size=256 model.intermediate_size=688 local_batch=2 "data.subset=$((2 * steps * workers))") ;;
     esac
-    "$here/hosts.sh" run h1 bsweep run "results_dir=$folder" "study=${model}_$rate" "seed=$seeds" "num_workers=$workers" \
+    "$emulated" run h1 bsweep run "results_dir=$folder" "study=${model}_$rate" "seed=$seeds" "num_workers=$workers" \
         "launch.slowdown=[$slow]" "${own[@]}" "${on[@]}" epochs=1 log_every_steps=1 checkpoint_every=null device=cpu \
         precision=fp32 channels_last=false launch.threads_per_worker=1 launch.start_timeout_seconds=900 "$@" </dev/null ||
         echo "failed: $model $rate on $workers: $*" >&2
@@ -35,8 +35,8 @@ run() {
 for rate; do
     steps=16 seeds=1,2,3
     [[ $rate != 100mbit ]] || steps=8 seeds=1 # a step takes up to 15 s
-    "$here/hosts.sh" down >/dev/null 2>&1 || true
-    "$here/hosts.sh" up 12 "$rate"
+    "$emulated" down >/dev/null 2>&1 || true
+    "$emulated" up 12 "$rate"
     for model in llama resnet18; do
         run "$model" "$rate" 1 "$steps" 1,2,3 strategy=single
         for workers in 2 4 8; do
@@ -47,7 +47,7 @@ for rate; do
         done
     done
 done
-"$here/hosts.sh" down
+"$emulated" down
 for study in "$folder"/*/; do # what is published of a study
     tar -czf "${study%/}.tar.gz" -C "$folder" --exclude=logs --exclude='.*' --sort=name "$(basename "$study")"
 done

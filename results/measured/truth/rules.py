@@ -1,7 +1,7 @@
 """What predictions from a small part of a measured grid are worth, beside other rules that choose a
 cell of it.
 
-    python scripts/truth.py results/measured/truth --target-accuracy 0.65
+    python results/measured/truth/rules.py results/measured/truth --target-accuracy 0.65
 
 The folder is a study in which every cell was trained with the same seeds, and with the same rates
 if there are several; see `measured_grid.grid_of`. Or it has the tables of two studies, `runs` and
@@ -15,8 +15,6 @@ All rules pay for starts, timed steps and evaluations alike. Written there:
   the best, and `cost_share` what was spent until the rule stopped, as a share of the grid's cost.
   `settled_share` is what was spent until the choice was within 5 % of the best for good, infinite
   if it never was.
-- `coverage_by_batch.csv`: of the runs with other seeds, how many lie in their 90 % interval.
-- `without_a_batch.csv`: every cell as predicted from all runs of the other batches.
 - `seconds.csv`: the time of every cell, which `recompute_published.py` computes anew.
 - `predicted.png`
 """
@@ -32,15 +30,13 @@ import numpy as np
 import pandas as pd
 from matplotlib import rc_context, ticker
 from matplotlib.figure import Figure
-from measured_grid import DRAWS, Measured, Played, Run, arguments, measured, played
+from measured_grid import Measured, Played, Run, arguments, measured
 from scipy import optimize, stats
 
-from bsweep.analysis.prediction import fit, predict_from
 from bsweep.analysis.prediction.critical_batch import records_until_target
 from bsweep.analysis.prediction.forecast import Key, keys_of
 from bsweep.analysis.prediction.next_run import SHARE, median_step
-from bsweep.analysis.prediction.objectives import CLOSE, parse_objective
-from bsweep.analysis.prediction.selection import CELL, observed
+from bsweep.analysis.prediction.objectives import CLOSE
 from bsweep.config.target import Target
 from bsweep.core.words import counted
 from bsweep.plots import drawing
@@ -278,11 +274,9 @@ def own_rules(truth: Measured) -> Iterator[Row]:
     yield row(truth, "largest batch, most workers", [(0.0, max(truth.cells))], 1)
 
 
-def of_search(
-    truth: Measured, seeds: tuple[int, ...]
-) -> tuple[pd.DataFrame, list[Row], pd.DataFrame]:
-    """Play the search with this order of seeds. Return what it predicts of all cells, rows for it
-    and for the rules that see its runs, and its coverage by batch.
+def of_search(truth: Measured, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, list[Row]]:
+    """Play the search with this order of seeds. Return what it predicts of all cells, and rows for
+    it and for the rules that see its runs.
 
     Predictions are held against the seeds of which the search ran nothing.
     """
@@ -290,7 +284,7 @@ def of_search(
     prediction = search.search()
     if prediction is None:
         nothing = row(truth, "bsweep recommend", [(search.spent, None)], 1)
-        return pd.DataFrame(), [nothing | {"seeds": str(seeds[0])}], pd.DataFrame()
+        return pd.DataFrame(), [nothing | {"seeds": str(seeds[0])}]
     cells = prediction.cells
     told = _by_cell(cells, "seconds")
     others = sorted(set(seeds) - {run.seed for run, _ in search.runs})
@@ -309,7 +303,6 @@ def of_search(
         rows.append(row(truth, name, [(search.spent, choice)], 1) | own)
     ran = {run.cell for run, _ in search.runs}
     batches = {cell[0] for cell in ran}
-    by_batch = coverage(truth, cells, others)
     rows[0] |= {
         "error_of_cells_run": error(measured_seconds, told, ran),
         "error_on_other_workers": error(
@@ -318,13 +311,13 @@ def of_search(
         "error_of_new_batches": error(
             measured_seconds, told, [cell for cell in told if cell[0] not in batches]
         ),
-        "coverage": by_batch["num_inside"].sum() / by_batch["num_runs"].sum(),
+        "coverage": coverage(truth, cells, others),
         "num_runs": len(search.runs),
         "trainings": search.spent / truth.best_cost,
     }
     mark = {"seeds": "".join(map(str, seeds))}
     cells = cells.assign(measured_seconds=[truth.seconds[cell] for cell in told])
-    return cells, [one | mark for one in rows], by_batch.assign(**mark)
+    return cells, [told | mark for told in rows]
 
 
 def error(
@@ -339,47 +332,19 @@ def error(
     return float(np.median(errors)) if errors else math.nan
 
 
-def coverage(truth: Measured, cells: pd.DataFrame, seeds: Collection[int]) -> pd.DataFrame:
-    """By batch, the number of runs with these seeds that reached the target, and of those that lie
-    in their cell's 90 % interval; of the rate with which a cell is soonest.
+def coverage(truth: Measured, cells: pd.DataFrame, seeds: Collection[int]) -> float:
+    """Return the share of the runs with these seeds that lie in their cell's 90 % interval, of
+    those that reached the target with the rate with which the cell is soonest.
     """
     low, high = (_by_cell(cells, f"seconds_{end}") for end in ("low", "high"))
-    rows = []
+    inside = []
     for cell in low:
-        of_rate = {
-            rate: [truth.run_seconds(Run(cell, seed, rate)) for seed in seeds]
-            for rate in truth.rates
-        }
-        best = min(of_rate.values(), key=lambda of: float(np.mean(np.nan_to_num(of, nan=np.inf))))
-        known = [seconds for seconds in best if seconds > 0]
-        inside = sum(low[cell] <= seconds <= high[cell] for seconds in known)
-        rows.append((cell[0], len(known), inside))
-    table = pd.DataFrame(rows, columns=["global_batch", "num_runs", "num_inside"])
-    return table.groupby("global_batch", as_index=False).sum()
-
-
-def without_a_batch(truth: Measured) -> pd.DataFrame:
-    """Every cell as predicted from all runs of the other batches; one batch alone is left out at a
-    time.
-    """
-    tables = []
-    for batch in sorted({cell[0] for cell in truth.cells}):
-        known = [(run, math.inf) for run in truth.runs if run.cell[0] != batch]
-        seen = observed(played(truth, known), truth.target)
-        of = [cell for cell in truth.cells if cell[0] == batch]
-        try:
-            fits = fit(seen, (), DRAWS)
-        except ValueError as problem:  # too few others reached the target
-            print(f"without batch {batch}: {problem}")
-            continue
-        cells = predict_from(seen, fits, parse_objective("fastest"), of).cells
-        told = cells.assign(measured_seconds=[truth.seconds[cell] for cell in of])
-        inside = coverage(truth, cells, truth.seeds)
-        share = float(inside["num_inside"].sum() / max(1, inside["num_runs"].sum()))
-        tables.append(told.assign(coverage=share))
-    return pd.concat(tables)[
-        [*CELL, "measured_seconds", "seconds", "seconds_low", "seconds_high", "coverage"]
-    ]
+        by_rate = [
+            [truth.run_seconds(Run(cell, seed, rate)) for seed in seeds] for rate in truth.rates
+        ]
+        best = min(by_rate, key=lambda runs: float(np.mean(np.nan_to_num(runs, nan=np.inf))))
+        inside += [low[cell] <= seconds <= high[cell] for seconds in best if seconds > 0]
+    return float(np.mean(inside)) if inside else math.nan
 
 
 def ahead(truth: Measured) -> str:
@@ -469,28 +434,15 @@ def main(folder: Path, target: Target) -> None:
     )
     cells_of = cells_of.assign(metric=target.metric, target=target.value)
     cells_of.to_csv(folder / "seconds.csv", index=False, float_format="%.6g")
-    rows, covered = [], []
+    rows = []
     for first in range(len(truth.seeds)):
-        seeds = (*truth.seeds[first:], *truth.seeds[:first])
-        cells, of_rules, by_batch = of_search(truth, seeds)
-        rows += of_rules
-        covered.append(by_batch)
+        cells, rules = of_search(truth, (*truth.seeds[first:], *truth.seeds[:first]))
+        rows += rules
         if not first and len(cells):
             draw(cells, folder / "predicted.png")
     table = pd.DataFrame([*rows, *own_rules(truth)])
     table.to_csv(folder / "rules.csv", index=False, float_format="%.6g")
-    print(summary(table).round(3).to_string(), "\n")
-    by_batch = pd.concat(covered)
-    by_batch.to_csv(folder / "coverage_by_batch.csv", index=False)
-    print(by_batch.groupby("global_batch")[["num_runs", "num_inside"]].sum().T.to_string(), "\n")
-    left_out = without_a_batch(truth)
-    left_out.to_csv(folder / "without_a_batch.csv", index=False, float_format="%.6g")
-    errors = (left_out["seconds"] / left_out["measured_seconds"] - 1).abs()
-    inside = left_out["coverage"].mean()
-    print(
-        f"each batch from all others: median error {errors.median():.1%}, {inside:.0%} of runs "
-        "inside their intervals"
-    )
+    print(summary(table).round(3).to_string())
 
 
 def _grid(truth: Measured) -> pd.DataFrame:

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Measures ways of splitting a model over 1, 2 and 4 workers on emulated hosts. Needs root on Linux.
 #
-#   model_parallel.sh TEXT FOLDER [STUDY...]   TEXT is a text file to train on. Records go to FOLDER/records.
-#   model_parallel.py FOLDER                   prints the tables
+#   measure.sh TEXT FOLDER [STUDY...]   TEXT is a text file to train on. Records go to FOLDER/records.
+#   tables.py FOLDER                    prints the tables
 #
 # Studies: llama_10m, llama_tiny, llama_150m, vgg16; without names, all. The rounds of a study come one after another, and
 # each goes through all cells. A cell whose run is complete is not run again.
 set -euo pipefail
 text=$(realpath "$1") folder=$(realpath "$2")
 shift 2
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+emulated=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../scripts" && pwd)/hosts.sh
 raw=${BSWEEP_RESULTS_DIR:-$PWD/results}
 mkdir -p "$folder/records"
 
@@ -36,7 +36,7 @@ run() {
     if ((workers > 1)); then
         set -- "launch.hosts='$hosts'" launch.network_interface=eth0 launch.ssh_identity_file=/run/bsweep-hosts/identity "$@"
     fi
-    "$here/hosts.sh" run h1 bsweep run "results_dir=$raw" "study=${!settings}_$rate" "seed=$seed" "num_workers=$workers" \
+    "$emulated" run h1 bsweep run "results_dir=$raw" "study=${!settings}_$rate" "seed=$seed" "num_workers=$workers" \
         "${settings[@]}" local_batch=null epochs=1 log_every_steps=1000 checkpoint_every=null device=cpu precision=fp32 \
         channels_last=false launch.threads_per_worker=1 launch.start_timeout_seconds=900 launch.stall_timeout_seconds=900 \
         "$@" </dev/null || echo "failed: ${!settings} $rate seed $seed on $workers: $*" >&2
@@ -62,8 +62,8 @@ on_fewer() { # SETTINGS_NAME RATE SEED EXAMPLES
 }
 
 network() {
-    "$here/hosts.sh" down >/dev/null 2>&1 || true
-    "$here/hosts.sh" up 4 "$1"
+    "$emulated" down >/dev/null 2>&1 || true
+    "$emulated" up 4 "$1"
 }
 
 keep() { # STUDY_PREFIX
@@ -110,10 +110,10 @@ for study; do
         done
         ;;
     *)
-        echo "model_parallel.sh: unknown study $study" >&2
+        echo "measure.sh: unknown study $study" >&2
         exit 2
         ;;
     esac
     keep "$study"
 done
-"$here/hosts.sh" down
+"$emulated" down

@@ -1,6 +1,7 @@
 """How far predictions hold in nine synthetic worlds, in eight of which one assumption is broken.
 
-    python scripts/stress_predict.py stress_predict.csv [--studies 30] [--drift 1.13]
+    python results/measured/stress_predict/stress_predict.py studies.csv [--studies 30]
+    [--drift 1.13]
 
 In each world, searches as those of `bsweep recommend` are played over a grid of 8 batch sizes on 1,
 2 and 4 workers, with three seeds, and the last prediction of each is held against the world. The
@@ -27,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from bsweep.analysis.prediction.forecast import Key
 from tests.support.played_search import SEEDS, Played
