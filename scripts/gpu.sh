@@ -89,13 +89,13 @@ if [[ -z $dry ]]; then
     mkdir -p "$folder"
 fi
 python=${python:-.venv/bin/python}
-benches=(step)
-if ((number > 1)); then benches+=(strategies); fi
+benches=(alone)
+if ((number > 1)); then benches+=(together); fi
 most=900
 if ((seconds && seconds / 3 < most)); then most=$((seconds / 3)); fi
 attempt tests "$python" -m pytest -m gpu -rs
 most=0
-attempt bench "$python" scripts/bench.py --json "$folder/bench.json" "${benches[@]}"
+attempt bench "$python" -m benches --models resnet18_cifar --batches 8,64,512 --json "$folder/bench.json" "${benches[@]}"
 # The large batches are the quick ones: of a short time, most points are made of.
 attempt sweep "$python" -m bsweep run --report experiment=paper "results_dir=$folder" "num_workers=$number" \
     local_batch=256,128,64,32,16,8 "$@"

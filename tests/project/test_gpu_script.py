@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.running import ROOT
 
-STEPS = ["pytest", "--json", "bsweep"]  # tests, benches, the sweep
+STEPS = ["pytest", "benches", "bsweep"]  # tests, benches, the sweep
 Script = Callable[..., subprocess.CompletedProcess[str]]
 PYTHON = """#!/bin/sh
 echo "$*" >>calls
@@ -78,7 +78,8 @@ def test_a_dry_run_says_what_it_would_do(script: Script, tmp_path: Path) -> None
     assert where == "In results/2x_tesla_t4, on 2 x Tesla T4:"
     assert set_up.endswith("python -m bsweep.core.gpus")
     assert "-m pytest -m gpu" in tests
-    assert "scripts/bench.py --json results/2x_tesla_t4/bench.json step strategies" in bench
+    assert "-m benches" in bench
+    assert "--json results/2x_tesla_t4/bench.json alone together" in bench
     assert "experiment=paper results_dir=results/2x_tesla_t4 num_workers=2 local_batch=256" in sweep
     assert sweep.rstrip().endswith("data.root=cifar10")
     assert not calls(tmp_path)
@@ -86,7 +87,7 @@ def test_a_dry_run_says_what_it_would_do(script: Script, tmp_path: Path) -> None
 
 
 def test_what_is_done_is_not_done_again(script: Script, tmp_path: Path) -> None:
-    result = script(gpus="NVIDIA H200\\n", FAILING="bench.py")
+    result = script(gpus="NVIDIA H200\\n", FAILING="benches")
     assert result.returncode == 1
     assert "Failed: bench." in result.stderr
     folder = tmp_path / "results/1x_nvidia_h200"
@@ -97,11 +98,11 @@ def test_what_is_done_is_not_done_again(script: Script, tmp_path: Path) -> None:
     assert "tests: already done" in result.stderr
     again = calls(tmp_path)
     assert [line.split()[1] for line in again] == STEPS[1:], "the sweep knows what of it is done"
-    assert "strategies" not in again[0], "there is one GPU"
+    assert "together" not in again[0], "there is one GPU"
 
 
 def test_it_ends_in_time_and_goes_on_later(script: Script, tmp_path: Path) -> None:
-    result = script("--seconds", "2", gpus="NVIDIA H200\\n", SLOW="bench.py")
+    result = script("--seconds", "2", gpus="NVIDIA H200\\n", SLOW="benches")
     assert result.returncode == 1
     assert "The 2 seconds are over: bench is left" in result.stderr
     assert len(calls(tmp_path)) == 2

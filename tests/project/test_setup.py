@@ -427,6 +427,6 @@ def test_the_sdist_holds_tests_and_scripts(tmp_path: Path) -> None:
     (built,) = SdistBuilder(str(ROOT)).build(directory=str(tmp_path))
     with tarfile.open(built) as archive:
         held = {Path(*Path(name).parts[1:]) for name in archive.getnames()}
-    folders = ("scripts", "examples", "tests", "conf", ".ci")
+    folders = ("scripts", "benches", "examples", "tests", "conf", ".ci")
     needed = {path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.*")}
     assert {path for path in needed if "__pycache__" not in path.parts} <= held

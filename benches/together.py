@@ -20,10 +20,12 @@ import torch.distributed as dist
 
 from benches import alone
 from benches.common import (
+    ROOT,
     Program,
     alternating,
     calls_of,
     compared,
+    horovodrun,
     plain_model,
     plain_optimizer,
     plain_step,
@@ -35,39 +37,30 @@ from bsweep.data import plan
 from bsweep.strategies import groups
 from bsweep.train import step
 from bsweep.train.job import Job
-from tests.support.running import meeting_at, meeting_port, tool, write_text
+from tests.support.running import meeting_at, meeting_port, write_text
 
 TARGETS = {8: 1.15, 64: 1.05}  # against DDP, of the same precision and layout
-_GRID = "grid.pickle"
+_GRID, _RESULTS = "grid.pickle", "results.json"
 
 
 def steps_together(grid: alone.Grid) -> dict[str, Any]:
     """By model and local batch, seconds of a step of two workers, of the first one's clock."""
-    bench = str(Path(__file__).parents[1] / "bench.py")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _GRID).write_bytes(pickle.dumps(grid))
-        for _, _, own_folder in compared_in(Path(folder), grid):
-            own_folder.mkdir()
-            write_text(own_folder / "book.txt", 200_000)
-        python = [sys.executable, "-u", "-W", "ignore::FutureWarning"]
-        command = [
-            tool("horovodrun"),
-            "-np",
-            "2",
-            "--gloo",
-            *python,
-            bench,
-            "together_worker",
-            folder,
-        ]
+        for _, _, case_folder in compared_in(Path(folder), grid):
+            case_folder.mkdir()
+            write_text(case_folder / "book.txt", 200_000)
+        command = horovodrun("benches.together", folder)
         variables = {**os.environ, **meeting_at(meeting_port()), "WORLD_SIZE": "2"}
-        with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, env=variables, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        ) as process:
             for line in process.stdout or ():
                 print(line.removeprefix("[0]<stdout>:"), end="", flush=True)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
-        found: dict[str, Any] = json.loads((Path(folder) / "found.json").read_text())
-    return found
+        results: dict[str, Any] = json.loads((Path(folder) / _RESULTS).read_text())
+    return results
 
 
 def be_worker(folder: Path) -> None:
@@ -80,12 +73,12 @@ def be_worker(folder: Path) -> None:
     groups.join = lambda *job: (
         dist.distributed_c10d._get_default_group() if dist.is_initialized() else join(*job)
     )
-    found: dict[str, Any] = {"steps": {}, "parts": {}}
+    results: dict[str, Any] = {"steps": {}}
     grid: alone.Grid = pickle.loads((folder / _GRID).read_bytes())
-    for case, size, own_folder in compared_in(folder, grid):
-        compare(case, size, own_folder, grid.rounds, place, found)
+    for case, size, case_folder in compared_in(folder, grid):
+        compare(case, size, case_folder, grid.rounds, place, results)
     if place.rank == 0:
-        (folder / "found.json").write_text(json.dumps(found))
+        (folder / _RESULTS).write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -105,7 +98,7 @@ def compare(
     folder: Path,
     rounds: int,
     place: Place,
-    found: Mapping[str, dict[str, Any]],
+    results: Mapping[str, dict[str, Any]],
 ) -> None:
     """In fp32, then by default: a group at a time, for all programs of a large model do not fit
     into memory.
@@ -120,14 +113,11 @@ def compare(
         programs |= {kind: of_job(job, size) for kind, job in jobs.items()}
         seconds = alternating(programs, rounds, calls=calls_of(size), before=dist.barrier)
         if place.rank == 0:
-            targets = (
-                dict.fromkeys(("horovod", "allreduce"), TARGETS[size]) if size in TARGETS else {}
-            )
+            reached = ("horovod", "allreduce") if size in TARGETS else ()
+            targets = dict.fromkeys(reached, TARGETS.get(size, 1.0))
             numerics = alone.numerics(jobs[group[0]])
             print(f"{name}{label}, {numerics}: {compared(seconds, 'DDP', targets)}", flush=True)
-        found["steps"][name + label] = seconds
-        for kind in () if label else ("horovod", "allreduce"):
-            found["parts"][f"{name}, {kind}"] = alone.dissected(jobs[kind], size, f"{name}, {kind}")
+        results["steps"][name + label] = seconds
         del jobs, programs
         gc.collect()
 
@@ -139,15 +129,17 @@ BY_DEFAULT = ("default", "allreduce by default")
 def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
     """Bsweep in plain fp32 over each exchange, and two of these by default."""
     device = "auto" if torch.cuda.device_count() > 1 else "cpu"
-    point = (f"local_batch={size}", "num_workers=2", f"device={device}")
+    horovod, allreduce = ("strategy=horovod",), ("strategy=allreduce",)
+    overrides = {
+        "allreduce": (*allreduce, *alone.FP32),
+        "horovod": (*horovod, *alone.FP32),
+        "4 buckets": (*horovod, "strategy.buckets=4", *alone.FP32),
+        "default": horovod,
+        "allreduce by default": allreduce,
+    }
     return {
-        "allreduce": case.config(folder, *point, "strategy=allreduce", *alone.FP32),
-        "horovod": case.config(folder, *point, "strategy=horovod", *alone.FP32),
-        "4 buckets": case.config(
-            folder, *point, "strategy=horovod", "strategy.buckets=4", *alone.FP32
-        ),
-        "default": case.config(folder, *point, "strategy=horovod"),
-        "allreduce by default": case.config(folder, *point, "strategy=allreduce"),
+        name: case.config(folder, size, "num_workers=2", f"device={device}", *words)
+        for name, words in overrides.items()
     }
 
 
@@ -166,14 +158,18 @@ def plain_programs(job: Job, size: int, with_horovod: bool) -> dict[str, Program
     from torch.nn.parallel import DistributedDataParallel
 
     batch = ready(job.dataset, job.device, size)
-    of_ddp = plain_model(job)
-    ddp = DistributedDataParallel(of_ddp, broadcast_buffers=False)
-    programs = {"DDP": plain_step(ddp, plain_optimizer(job, of_ddp), batch)}
+    model = plain_model(job)
+    ddp = DistributedDataParallel(model, broadcast_buffers=False)
+    programs = {"DDP": plain_step(ddp, plain_optimizer(job, model), batch)}
     if with_horovod:
-        of_horovod = plain_model(job)
-        hvd.broadcast_parameters(of_horovod.state_dict(), root_rank=0)
+        model = plain_model(job)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         wrapped = hvd.DistributedOptimizer(
-            plain_optimizer(job, of_horovod), named_parameters=list(of_horovod.named_parameters())
+            plain_optimizer(job, model), named_parameters=list(model.named_parameters())
         )
-        programs["Horovod's wrapper"] = plain_step(of_horovod, wrapped, batch)
+        programs["Horovod's wrapper"] = plain_step(model, wrapped, batch)
     return programs
+
+
+if __name__ == "__main__":
+    be_worker(Path(sys.argv[1]))

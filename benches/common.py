@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from bsweep import models
 from bsweep.data.dataset import Dataset
 from bsweep.train.job import Job
+from tests.support.running import tool
 
+ROOT = Path(__file__).parents[1]
 Program = Callable[[], object]
 Seconds = dict[str, list[float]]  # of each program, by round
 
@@ -58,16 +62,19 @@ def compared(seconds: Seconds, reference: str, targets: Mapping[str, float]) -> 
     words = [f"{reference} {middle[reference] * 1e3:.3g} ms"]
     for name in seconds:
         if name != reference:
-            rounds = [
-                first / second
-                for first, second in zip(seconds[reference], seconds[name], strict=True)
-            ]
-            low, _, high = statistics.quantiles(rounds, n=4)
+            pairs = zip(seconds[reference], seconds[name], strict=True)
+            low, _, high = statistics.quantiles([plain / ours for plain, ours in pairs], n=4)
             target = f", target {targets[name]:g}x" if name in targets else ""
             words.append(
                 f"{name} {middle[reference] / middle[name]:.2f}x ({low:.2f}-{high:.2f}{target})"
             )
     return "; ".join(words)
+
+
+def horovodrun(module: str, *words: str) -> list[str]:
+    """Return the command that runs a module of the checkout in two processes."""
+    python = [sys.executable, "-u", "-W", "ignore::FutureWarning", "-m", module]
+    return [tool("horovodrun"), "-np", "2", "--gloo", *python, *words]
 
 
 def plain_model(job: Job) -> torch.nn.Module:
@@ -96,20 +103,15 @@ def ready(dataset: Dataset, device: torch.device, size: int) -> tuple[torch.Tens
 
 
 def plain_step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Sequence[torch.Tensor],
-    num_passes: int = 1,
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[torch.Tensor]
 ) -> Program:
-    """A training step that anyone writes first, in as many passes."""
-    chunks = list(zip(*(tensor.chunk(num_passes) for tensor in batch), strict=True))
+    """A training step that anyone writes first."""
+    inputs, targets = batch
 
     def step() -> None:
         optimizer.zero_grad()
-        for inputs, targets in chunks:
-            logits = model(inputs)
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-            (loss / num_passes).backward()
+        logits = model(inputs)
+        torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten()).backward()
         optimizer.step()
 
     return step

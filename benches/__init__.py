@@ -1,0 +1,1 @@
+"""Measurements of bsweep's speed beside plain programs; `python -m benches` runs them."""

@@ -1,1 +1,0 @@
-"""The families of cases of `scripts/bench.py`."""
