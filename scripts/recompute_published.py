@@ -3,16 +3,15 @@
     python scripts/recompute_published.py
 
 The CSV files beside that page hold the records of metrics.jsonl, a row for a record: evaluations,
-epochs, changes of the batch, servers. A grid that was trained whole may have the records
-themselves, as `records/RUN_ID.jsonl.gz`. From them this script computes the numbers of the page's
-tables anew. It shares no code with `bsweep.analysis`. It prints each number that differs by more
-than its rounding, how many agree, and what it leaves out. The exit code is 1 if a number differs.
+epochs, changes of the batch, servers. Two studies have the records themselves, in
+`records.tar.gz`. From them this script computes the numbers of the page's tables anew. It shares no
+code with `bsweep.analysis`. It prints each number that differs by more than its rounding, how many
+agree, and what it leaves out. The exit code is 1 if a number differs.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import math
 import re
@@ -48,6 +47,17 @@ Told = tuple[str, Sequence[float], str]
 def rows(name: str) -> list[Row]:
     with (MEASURED / f"{name}.csv").open(newline="") as file:
         return [*csv.DictReader(file)]
+
+
+@cache
+def archived(folder: str) -> Mapping[str, list[dict[str, Any]]]:
+    """Return the records of each `metrics.jsonl` in a folder's archive, by its path there."""
+    with tarfile.open(MEASURED / folder / "records.tar.gz") as archive:
+        return {
+            name: [json.loads(line) for line in file]
+            for name in sorted(archive.getnames())
+            if name.endswith(".jsonl") and (file := archive.extractfile(name))
+        }
 
 
 def by_run(name: str) -> Mapping[str, list[Row]]:
@@ -145,9 +155,7 @@ def of_truth(page: str) -> Iterator[Told]:
 
 def of_steps_again(page: str) -> Iterator[Told]:
     seconds: dict[int, list[float]] = defaultdict(list)  # by batch, in the order of the rounds
-    for path in sorted((MEASURED / "truth/again/records").glob("*.jsonl.gz")):
-        with gzip.open(path, "rt") as lines:
-            records = [json.loads(line) for line in lines]
+    for records in archived("truth/again").values():
         batch = next(each["global_batch"] for each in records if each["type"] == "start")
         seconds[batch] += [r["step_seconds_p50"] for r in records if r["type"] == "epoch"]
     text = section(page, "Steps timed again")
@@ -162,17 +170,6 @@ def of_steps_again(page: str) -> Iterator[Told]:
             yield f"steps again, {batch}, cost", [math.exp(x) for x in interval(ratios)], cost
 
 
-def evaluations_of(folder: str, run_id: str) -> Sequence[Mapping[str, Any]]:
-    records = MEASURED / folder / "records" / f"{run_id}.jsonl.gz"
-    if not records.exists():
-        return by_run(f"{folder}/evaluations")[run_id]
-    with gzip.open(records, "rt") as file:
-        kept = [json.loads(line) for line in file]
-    # A run that was resumed has some evaluations twice: the last counts.
-    found = {record["num_steps"]: record for record in kept if record["type"] == "evaluation"}
-    return [found[steps] for steps in sorted(found)]
-
-
 def of_grids(_: str) -> Iterator[Told]:
     """The seconds of the cells of each grid, and by how much the cells that rules name are longer:
     the geometric mean of steps over seeds times the median seconds of a step, of the best rate.
@@ -185,7 +182,7 @@ def of_grids(_: str) -> Iterator[Told]:
         metric, target = told[0]["metric"], float(told[0]["target"])
         logs, steps = defaultdict(list), defaultdict(list)
         for row in rows(f"{folder}/runs"):
-            evaluations = evaluations_of(folder, row["run_id"])
+            evaluations = by_run(f"{folder}/evaluations")[row["run_id"]]
             needed = crossing(evaluations, target, "num_steps", metric)
             beyond = [one for one in evaluations if float(one["num_steps"]) >= needed]
             last = beyond[1] if len(beyond) > 1 else evaluations[-1]
@@ -301,7 +298,7 @@ def of_recorded_policies(page: str) -> Iterator[Told]:
             policy, batch = row["batching"] or "fixed", row["global_batch"]
             rule = f"fixed {batch}" if policy == "fixed" else f"{policy} from {batch}"
             rule += ", AdaScale" * (row["lr_rule"] == "adascale")
-            evaluations = evaluations_of(f"{grid}/policies", row["run_id"])
+            evaluations = by_run(f"{grid}/policies/evaluations")[row["run_id"]]
             target = float(row[f"target_{metric}"])
             needed = crossing(evaluations, target, "train_seconds", f"test_{metric}")
             seconds[rule][int(row["seed"])] = needed
@@ -570,19 +567,14 @@ def of_geo_distributed(page: str) -> Iterator[Told]:
 @cache
 def cluster_steps(study: str) -> Mapping[tuple[str, int], list[float]]:
     """The mean seconds of a step of each run, by the strategy and the number of workers."""
-    found = defaultdict(list)
-    with tarfile.open(MEASURED / "clusters" / f"{study}.tar.gz") as archive:
-        for name in archive.getnames():
-            if not name.endswith("/metrics.jsonl"):
-                continue
-            file = archive.extractfile(name)
-            assert file, name
-            records = [json.loads(line) for line in file]
-            start = next(one for one in records if one["type"] == "start")["config"]
-            of = [one for one in records if one["type"] == "epoch"]
-            seconds = sum(one["train_seconds"] for one in of) / sum(one["num_steps"] for one in of)
-            found[start["strategy"]["name"], start["num_workers"]].append(seconds)
-    return found
+    steps = defaultdict(list)
+    for name, records in archived("clusters").items():
+        if name.startswith(f"{study}/"):
+            config = next(record for record in records if record["type"] == "start")["config"]
+            epochs = [record for record in records if record["type"] == "epoch"]
+            seconds, count = (sum(e[key] for e in epochs) for key in ("train_seconds", "num_steps"))
+            steps[config["strategy"]["name"], config["num_workers"]].append(seconds / count)
+    return steps
 
 
 def of_clusters(page: str) -> Iterator[Told]:

@@ -220,19 +220,19 @@ class ClusterCell(NamedTuple):
 @functools.cache
 def _cluster_cells() -> tuple[ClusterCell, ...]:
     found = []
-    for archive in sorted((MEASURED / "clusters").glob("*.tar.gz")):
-        name = archive.name.removesuffix(".tar.gz")
-        with TemporaryDirectory() as folder:
-            with tarfile.open(archive) as tar:
-                tar.extractall(folder, filter="data")
-            study = load(Path(folder, name))
+    with TemporaryDirectory() as folder:
+        with tarfile.open(MEASURED / "clusters/records.tar.gz") as archive:
+            archive.extractall(folder, filter="data")
+        for path in sorted(Path(folder).iterdir()):
+            study = load(path)  # whose folder is read again below
             few = study.runs[study.runs["num_workers"] <= 2]
             constants = of_study(replace(study, runs=few))
             measured = of_study(study).measured
-        for workers in (4, 8):
-            for way, select in _ways_of(measured[measured["num_workers"] == workers]):
-                true, strategy = float(select["step_seconds"].median()), way.partition(":")[0]
-                found.append(ClusterCell(name, strategy, way, workers, true, constants))
+            for workers in (4, 8):
+                for way, select in _ways_of(measured[measured["num_workers"] == workers]):
+                    true, strategy = float(select["step_seconds"].median()), way.partition(":")[0]
+                    cell = ClusterCell(path.name, strategy, way, workers, true, constants)
+                    found.append(cell)
     return tuple(found)
 
 

@@ -48,6 +48,5 @@ for rate; do
     done
 done
 "$emulated" down
-for study in "$folder"/*/; do # what is published of a study
-    tar -czf "${study%/}.tar.gz" -C "$folder" --exclude=logs --exclude='.*' --sort=name "$(basename "$study")"
-done
+cd "$folder" # what is published of the studies
+tar -czf records.tar.gz --exclude=logs --exclude='.*' --sort=name -- */

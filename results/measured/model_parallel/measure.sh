@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures ways of splitting a model over 1, 2 and 4 workers on emulated hosts. Needs root on Linux.
 #
-#   measure.sh TEXT FOLDER [STUDY...]   TEXT is a text file to train on. Records go to FOLDER/records.
+#   measure.sh TEXT FOLDER [STUDY...]   TEXT is a text file to train on. Records go to FOLDER/records.tar.gz.
 #   tables.py FOLDER                    prints the tables
 #
 # Studies: llama_10m, llama_tiny, llama_150m, vgg16; without names, all. The rounds of a study come one after another, and
@@ -11,7 +11,8 @@ text=$(realpath "$1") folder=$(realpath "$2")
 shift 2
 emulated=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../scripts" && pwd)/hosts.sh
 raw=${BSWEEP_RESULTS_DIR:-$PWD/results}
-mkdir -p "$folder/records"
+kept=$(mktemp -d)
+[[ ! -f $folder/records.tar.gz ]] || tar -xzf "$folder/records.tar.gz" -C "$kept"
 
 # shellcheck disable=SC2034 # run takes them by name
 {
@@ -71,7 +72,7 @@ keep() { # STUDY_PREFIX
     for metrics in "$raw/$1"_*gbit/*/metrics.jsonl; do
         run=$(dirname "$metrics") study=$(basename "$(dirname "$run")")
         if grep -q '"completed"' "$run/summary.json"; then
-            gzip -9nc "$metrics" >"$folder/records/$study.$(basename "$run").jsonl.gz"
+            cp "$metrics" "$kept/$study.$(basename "$run").jsonl"
         fi
     done
 }
@@ -116,4 +117,5 @@ for study; do
     esac
     keep "$study"
 done
+(cd "$kept" && tar -czf "$folder/records.tar.gz" --sort=name -- *.jsonl)
 "$emulated" down

@@ -2,18 +2,18 @@
 
     python results/measured/model_parallel/tables.py results/measured/model_parallel
 
-The folder has `records`, with one compressed `metrics.jsonl` for each run, named
-`STUDY.RUN_ID.jsonl.gz`. A study is a model on a network. The script prints a table for each study.
+The folder has `records.tar.gz` with one `metrics.jsonl` for each run, named `STUDY.RUN_ID.jsonl`.
+A study is a model on a network. The script prints a table for each study.
 Seconds are those of an epoch divided by its steps: the median over runs, and their extremes. The
 ratio to copies (`horovod`) is the geometric mean over seeds, with a 95 % t-interval.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import sys
+import tarfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -41,14 +41,14 @@ def main(folder: Path) -> None:
 
 def studies(folder: Path) -> Mapping[str, Runs]:
     found: dict[str, Runs] = defaultdict(lambda: defaultdict(dict))
-    for path in sorted((folder / "records").glob("*.jsonl.gz")):
-        with gzip.open(path, "rt") as lines:
-            records = [json.loads(line) for line in lines]
-        (start,) = (record for record in records if record["type"] == "start")
-        (epoch,) = (record for record in records if record["type"] == "epoch")
-        config = start["config"]
-        key = config["num_workers"], way(config)
-        found[path.name.partition(".")[0]][key][config["seed"]] = epoch
+    with tarfile.open(folder / "records.tar.gz") as archive:
+        for name in sorted(archive.getnames()):
+            records = [json.loads(line) for line in archive.extractfile(name) or ()]
+            (start,) = (record for record in records if record["type"] == "start")
+            (epoch,) = (record for record in records if record["type"] == "epoch")
+            config = start["config"]
+            key = config["num_workers"], way(config)
+            found[name.partition(".")[0]][key][config["seed"]] = epoch
     return found
 
 
