@@ -1,10 +1,10 @@
-"""The numbers of results/measured/README.md, recomputed from the records without the analysis.
+"""The numbers of the pages of results/measured, recomputed from the records without the analysis.
 
     python scripts/recompute_published.py
 
-The CSV files beside that page hold the records of metrics.jsonl, a row for a record: evaluations,
+The CSV files beside the pages hold the records of metrics.jsonl, a row for a record: evaluations,
 epochs, changes of the batch, servers. Two studies have the records themselves, in
-`records.tar.gz`. From them this script computes the numbers of the page's tables anew. It shares no
+`records.tar.gz`. From them this script computes the numbers of the pages' tables anew. It shares no
 code with `bsweep.analysis`. It prints each number that differs by more than its rounding, how many
 agree, and what it leaves out. The exit code is 1 if a number differs.
 """
@@ -31,7 +31,7 @@ MEASURED = Path(__file__).parents[1] / "results" / "measured"
 LEFT_OUT = (
     "predictions: errors, coverage, p-values, what searches cost (truth/rules.py, policies.py)",
     "geo_distributed: changes, tokens a second, losses after 62 s, speeds and arithmetic",
-    "numbers in sentences, except those of BatchNorm",
+    "numbers in sentences, except those of steps timed again, BatchNorm and least squares",
     "accuracies after 24 steps, memory and overheads",
     "model_parallel (model_parallel/tables.py prints it from the records)",
     "clusters: simulated seconds (scripts/simulate_truth.py)",
@@ -67,9 +67,14 @@ def by_run(name: str) -> Mapping[str, list[Row]]:
     return found
 
 
-def section(page: str, title: str) -> str:
-    """The text below a heading that begins so, until the next heading."""
-    return re.split(r"^#+ ", page.split(f"# {title}", 1)[1], flags=re.MULTILINE)[0]
+def page(study: str, title: str = "") -> str:
+    """Return the page of a study, or its text below a heading until the next one."""
+    text = (MEASURED / study / "README.md").read_text(encoding="utf-8")
+    return (
+        re.split(r"^## ", text.split(f"## {title}\n", 1)[1], flags=re.MULTILINE)[0]
+        if title
+        else text
+    )
 
 
 def table(text: str, heading: str) -> list[list[str]]:
@@ -126,10 +131,21 @@ def step_seconds() -> dict[tuple[int, int], list[float]]:
     return found
 
 
-def of_truth(page: str) -> Iterator[Told]:
+def of_rules() -> Iterator[Told]:
+    """How often rules name a cell within 5 % of the best, and their median share of the cost."""
+    for rule, *texts in table(page(".", "Rules that choose a cell"), "rule"):
+        for grid, text in zip(("truth", "groupnorm", "rates"), texts, strict=True):
+            plays = [row for row in rows(f"{grid}/rules") if row["rule"] == rule]
+            if plays:
+                close = sum(float(row["regret"]) <= 0.05 for row in plays)
+                share = 100 * median(float(row["cost_share"]) for row in plays)
+                yield f"rules, {rule}, {grid}", [close, len(plays), share], text
+
+
+def of_truth() -> Iterator[Told]:
     runs = {row["run_id"]: row for row in rows("truth/runs/runs")}
     seconds = {}
-    for batch, *cells, epochs in table(section(page, "truth:"), "seconds to a test"):
+    for batch, *cells, epochs in table(page("truth"), "seconds to a test"):
         size = int(batch.replace(",", ""))
         own = sorted(
             (row["seed"], run) for run, row in runs.items() if int(row["global_batch"]) == size
@@ -153,24 +169,22 @@ def of_truth(page: str) -> Iterator[Told]:
 # Grids that were trained whole.
 
 
-def of_steps_again(page: str) -> Iterator[Told]:
+def of_steps_again() -> Iterator[Told]:
+    """What an example of 512 costs against one of 1,024, round by round."""
     seconds: dict[int, list[float]] = defaultdict(list)  # by batch, in the order of the rounds
     for records in archived("truth/again").values():
-        batch = next(each["global_batch"] for each in records if each["type"] == "start")
+        batch = next(record["global_batch"] for record in records if record["type"] == "start")
         seconds[batch] += [r["step_seconds_p50"] for r in records if r["type"] == "epoch"]
-    text = section(page, "Steps timed again")
-    for batch, step, scatter, cost in table(text, "batch on four workers"):
-        size = int(batch.replace(",", ""))
-        yield f"steps again, {batch}", [median(seconds[size])], step
-        spread = 100 * math.expm1(stdev(map(math.log, seconds[size])))
-        yield f"steps again, {batch}, scatter", [spread], scatter
-        if size != 1024:
-            pairs = zip(seconds[size], seconds[1024], strict=True)
-            ratios = [math.log(one / size / (other / 1024)) for one, other in pairs]
-            yield f"steps again, {batch}, cost", [math.exp(x) for x in interval(ratios)], cost
+    pairs = zip(seconds[512], seconds[1024], strict=True)
+    ratios = interval([math.log(2 * small / large) for small, large in pairs])
+    told = re.search(
+        r"costs ([\d.]+) times one of 1,024 (\(.*?\))", " ".join(page("truth").split())
+    )
+    assert told
+    yield "steps again, 512", [math.exp(ratio) for ratio in ratios], " ".join(told.groups())
 
 
-def of_grids(_: str) -> Iterator[Told]:
+def of_grids() -> Iterator[Told]:
     """The seconds of the cells of each grid, and by how much the cells that rules name are longer:
     the geometric mean of steps over seeds times the median seconds of a step, of the best rate.
     """
@@ -287,7 +301,7 @@ def over_seeds(values: Sequence[float]) -> list[float]:
     return [middle, middle - low]
 
 
-def of_recorded_policies(page: str) -> Iterator[Told]:
+def of_recorded_policies() -> Iterator[Told]:
     """The seconds of policies whose runs were timed on their own workers, from the records."""
     for grid, heading, metric in (
         ("text", "Policies on the text", "loss"),
@@ -309,12 +323,12 @@ def of_recorded_policies(page: str) -> Iterator[Told]:
             anew[row["rule"]] = [math.exp(value) for value in ratios]
             told = " ".join(f"{float(row[name]):.3f}" for name in ("ratio", "low", "high"))
             yield f"{grid}/policies.csv, {row['rule']}", anew[row["rule"]], told
-        for label, ratio, *_ in table(section(page, heading), "on two workers"):
+        for label, ratio in table(page(grid, heading), "on two workers"):
             rule = label.replace("`", "").removesuffix(", which keeps the batch")
             yield f"{heading}, {label}", anew[rule], ratio
 
 
-def of_policies(page: str) -> Iterator[Told]:
+def of_policies() -> Iterator[Told]:
     for row in rows("truth/policies"):
         rule, workers = row["rule"], int(row["num_workers"])
         times = policy_times(workers)
@@ -334,7 +348,6 @@ def of_policies(page: str) -> Iterator[Told]:
     names = {
         "`norm_test` from 128": "norm_test from 128, passes of 64",
         "`noise_scale` from 128": "noise_scale from 128, passes of 64",
-        "the same, by a lone": "noise_scale from 128",
         "`schedule`, doubling": "schedule from 128",
         "`raise_instead_of_decay`": "raise_instead_of_decay from 128",
         "`cabs` from 128": "cabs from 128, passes of 64",
@@ -344,41 +357,32 @@ def of_policies(page: str) -> Iterator[Told]:
         "fixed 128 (three": "fixed 128",
     }
     kept = {row["rule"]: row for row in rows("truth/policies") if row["num_workers"] == "4"}
-    for label, ratio, *_, accuracy in table(
-        section(page, "Batches that change"), "on four workers"
-    ):
+    for label, ratio in table(page("truth", "Batches that change"), "on four workers"):
         row = kept[next(rule for name, rule in names.items() if label.startswith(name))]
-        told_anew = [float(row[name]) for name in ("ratio", "low", "high")]
-        yield f"policies, {label}", told_anew, ratio.split(", one of")[0]
-        if accuracy:
-            points = [f"accuracy_{name}" for name in ("difference", "low", "high")]
-            yield (
-                f"policies, {label}, points",
-                [100 * float(row[name]) for name in points],
-                accuracy,
-            )
+        anew = [float(row[name]) for name in ("ratio", "low", "high")]
+        yield f"policies, {label}", anew, ratio.split(", one of")[0]
 
 
-def of_batchnorm(page: str) -> Iterator[Told]:
-    text = section(page, "BatchNorm sees the local batch")
+def of_batchnorm() -> Iterator[Told]:
+    text = " ".join(page("truth", "BatchNorm sees the local batch").split())
+    told = re.search(
+        r"need ([\d.]+) times the steps (\(.*?\)) at 64, and ([\d.]+) times (\(.*?\))", text
+    )
+    assert told
+    anew = []
     for size in ("64", "512"):
-        told = text.split(f"**Batch {size}.**")[1].split("- **")[0].split("With the two")[0]
         passes, single = (
             {
-                row["seed"]: [
-                    crossing(by_run(f"truth/{name}/evaluations")[row["run_id"]], 0.65, amount)
-                    for amount in ("num_steps", "epochs_done")
-                ]
-                for row in sorted(rows(f"truth/{name}/runs"), key=lambda row: row["seed"])
+                row["seed"]: crossing(
+                    by_run(f"truth/{name}/evaluations")[row["run_id"]], 0.65, "num_steps"
+                )
+                for row in rows(f"truth/{name}/runs")
                 if row["global_batch"] == size
             }
             for name in ("batchnorm", "runs")
         )
-        logs = [math.log(passes[seed][0] / single[seed][0]) for seed in passes]
-        ratios = [math.exp(value) for value in interval(logs)]
-        numbers = [text for text in told_numbers(told.replace("95 %", "")) if "." in text]
-        epochs = [of[seed][1] for of in (passes, single) for seed in passes]
-        yield f"BatchNorm, {size}", [*ratios, *epochs], " ".join(numbers)
+        anew += interval([math.log(passes[seed] / single[seed]) for seed in passes])
+    yield "BatchNorm", [math.exp(value) for value in anew], " ".join(told.groups())
 
 
 # Tables of means over runs.
@@ -419,10 +423,8 @@ def exchanges() -> dict[str, dict[str, str]]:
     return found
 
 
-def of_exchanges(page: str) -> Iterator[Told]:
-    for label, *cells, accuracy in table(
-        section(page, "strategies_1gbit:"), "exchange, not hidden"
-    ):
+def of_exchanges() -> Iterator[Told]:
+    for label, *cells, accuracy in table(page("strategies_1gbit"), "exchange, not hidden"):
         own = runs_with("strategies_1gbit", **exchanges()[label])
         names = ("train_seconds", "exposed_exchange_seconds", "codec_seconds", "wait_seconds")
         for place, (name, text) in enumerate(zip(names, cells, strict=True)):
@@ -436,7 +438,7 @@ def of_exchanges(page: str) -> Iterator[Told]:
             yield f"codecs, {label}", over_seeds(values), accuracy
 
 
-def of_stragglers(page: str) -> Iterator[Told]:
+def of_stragglers() -> Iterator[Told]:
     server = {"strategy": "parameter_server"}
     stale = server | {"strategy__consistency": "stale_synchronous"}
     settings = {
@@ -450,9 +452,7 @@ def of_stragglers(page: str) -> Iterator[Told]:
         run: max(int(row["max_lead"]) for row in of)
         for run, of in by_run("stragglers/servers").items()
     }
-    for label, whole, step, waiting, lead, accuracy in table(
-        section(page, "stragglers:"), "four epochs"
-    ):
+    for label, whole, step, waiting, lead, accuracy in table(page("stragglers"), "four epochs"):
         own = [row["run_id"] for row in runs_with("stragglers", **settings[label])]
         of_all = [row for row in rows("stragglers/runs") if row["run_id"] in own]
         yield f"stragglers, {label}", over_seeds([float(r["train_seconds"]) for r in of_all]), whole
@@ -470,10 +470,10 @@ def of_stragglers(page: str) -> Iterator[Told]:
         )
 
 
-def of_sharding(page: str) -> Iterator[Told]:
+def of_sharding() -> Iterator[Told]:
     name = "parameter_sharding_1gbit"
     kinds = {"layer, in turn": "layer_round_robin", "hashed chunks": "hashed_chunks"}
-    for label, share, step, exchange in table(section(page, f"{name}:"), "fullest server"):
+    for label, share, step, exchange in table(page(name), "fullest server"):
         settings = {"strategy__sharding": kinds.get(label, label)}
         if label.startswith("none"):
             settings = {"strategy": "allreduce"}
@@ -488,8 +488,8 @@ def of_sharding(page: str) -> Iterator[Told]:
         yield f"{name}, {label}, exchange", [per_step(name, run, "exchange_seconds")], exchange
 
 
-def of_cifar10_fits(page: str) -> Iterator[Told]:
-    text = " ".join(section(page, "cifar10:").split())
+def of_cifar10_fits() -> Iterator[Told]:
+    text = " ".join(page("cifar10").split())
     fits = re.search(r"Least squares gives (.*) for the rules per_worker", text)
     assert fits
     anew: list[list[float]] = []
@@ -506,9 +506,9 @@ def of_cifar10_fits(page: str) -> Iterator[Told]:
     yield "cifar10, least squares", both, fits[1].replace("R²", "R")
 
 
-def of_cifar10(page: str) -> Iterator[Told]:
+def of_cifar10() -> Iterator[Told]:
     for batch, rule, rate, seconds, accuracy, loss, tests in table(
-        section(page, "cifar10:"), "training loss"
+        page("cifar10"), "training loss"
     ):
         rules = ("per_worker", "linear") if rule == "both" else (rule,)
         own = [
@@ -523,9 +523,9 @@ def of_cifar10(page: str) -> Iterator[Told]:
         yield f"cifar10, {batch}, {rule}, tests", told, tests
 
 
-def of_worlds(page: str) -> Iterator[Told]:
+def of_worlds() -> Iterator[Told]:
     for label, covered, close, far, warned, warnings, cost in table(
-        section(page, "stress_predict:"), "coverage"
+        page("stress_predict"), "coverage"
     ):
         own = [row for row in rows("stress_predict/studies") if row["world"] == label.split(":")[0]]
         off = [row for row in own if float(row["regret"]) > 0.2]
@@ -548,7 +548,7 @@ def of_worlds(page: str) -> Iterator[Told]:
         yield f"stress_predict, {label}, cost", [median(shares)], cost
 
 
-def of_geo_distributed(page: str) -> Iterator[Told]:
+def of_geo_distributed() -> Iterator[Told]:
     """Idle seconds of nine whole rounds, or as many scaled."""
     name, nodes = "geo_distributed", range(4)
     whole = defaultdict(list)
@@ -556,7 +556,7 @@ def of_geo_distributed(page: str) -> Iterator[Told]:
         if row["is_whole"] == "True":
             whole[row["run_id"], int(row["worker"])].append(float(row["idle_seconds"]))
     idle = {key: 9 * mean(of) for key, of in whole.items()}
-    for label, of_nodes, total, *_ in table(section(page, f"{name}:"), "idle, nodes"):
+    for label, of_nodes, total, *_ in table(page(name), "idle, nodes"):
         own = runs_with(name, allocation=label.split(" ")[0])
         anew = [mean(idle[row["run_id"], node] for row in own) for node in nodes]
         yield f"{name}, {label}, nodes", anew, of_nodes
@@ -572,23 +572,24 @@ def cluster_steps(study: str) -> Mapping[tuple[str, int], list[float]]:
         if name.startswith(f"{study}/"):
             config = next(record for record in records if record["type"] == "start")["config"]
             epochs = [record for record in records if record["type"] == "epoch"]
-            seconds, count = (sum(e[key] for e in epochs) for key in ("train_seconds", "num_steps"))
+            names = ("train_seconds", "num_steps")
+            seconds, count = (sum(epoch[name] for epoch in epochs) for name in names)
             steps[config["strategy"]["name"], config["num_workers"]].append(seconds / count)
     return steps
 
 
-def of_clusters(page: str) -> Iterator[Told]:
+def of_clusters() -> Iterator[Told]:
     """The measured steps; the simulated ones are left out."""
-    for study, strategy, two, four, _, eight, _ in table(section(page, "clusters:"), "simulated"):
+    for study, strategy, two, four, _, eight, _ in table(page("clusters"), "simulated"):
         for workers, text in ((2, two), (4, four), (8, eight)):
             steps = cluster_steps(study.strip("`"))[strategy.strip("`"), workers]
             yield f"clusters, {study}, {strategy} on {workers}", [median(steps)], text
 
 
-PARTS: Sequence[Callable[[str], Iterable[Told]]] = (
-    of_truth, of_steps_again, of_grids, of_policies, of_recorded_policies, of_batchnorm, of_worlds,
-    of_cifar10, of_cifar10_fits, of_exchanges, of_stragglers, of_sharding, of_geo_distributed,
-    of_clusters,
+PARTS: Sequence[Callable[[], Iterable[Told]]] = (
+    of_rules, of_truth, of_steps_again, of_grids, of_policies, of_recorded_policies, of_batchnorm,
+    of_worlds, of_cifar10, of_cifar10_fits, of_exchanges, of_stragglers, of_sharding,
+    of_geo_distributed, of_clusters,
 )  # fmt: skip
 
 
@@ -605,10 +606,9 @@ def agrees(values: Sequence[float], text: str) -> bool:
 
 
 def main() -> int:
-    page = (MEASURED / "README.md").read_text(encoding="utf-8")
     num_differing = 0
     for part in PARTS:
-        told = [*part(page)]
+        told = [*part()]
         for where, values, text in told:
             if not agrees(values, text):
                 num_differing += 1
