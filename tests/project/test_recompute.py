@@ -1,4 +1,4 @@
-"""`scripts/recompute_published.py`: the published numbers, computed anew from their records."""
+"""`recompute_published.py`: the published numbers, computed anew from their records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.running import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "results/measured"))
 import recompute_published
 
 

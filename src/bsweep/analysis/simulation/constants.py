@@ -46,14 +46,13 @@ _MOST_READ = 10  # runs whose records are read for the order of slow steps
 _UNSURE = 0.15  # of the logarithm of an exchange's seconds on links that nobody has measured
 OTHER_WAY = 0.15
 """By how much a simulated step may be wrong if no run of the study measured its way to exchange:
-the standard deviation of the logarithm of its seconds. `between_ways` in
-`scripts/simulate_truth.py` finds it in `results/measured`, by simulations of one way from the runs
-of another.
+the standard deviation of the logarithm of its seconds. `between_ways` in `simulate_truth.py` finds
+it in `results/measured`, by simulations of one way from the runs of another.
 """
 BEYOND = 0.08
 """By how much a simulated step may be wrong if it has twice as many workers as any that was
 measured: the standard deviation of the logarithm of its seconds, which grows with the square root
-of the doublings. `beyond` in `scripts/simulate_truth.py` finds it in `results/measured/clusters`.
+of the doublings. `beyond` in `simulate_truth.py` finds it in `results/measured/clusters`.
 """
 _SAME = ("model", "data", "hardware", "device", "precision")
 _RINGS = ("horovod", "allreduce", "ddp")  # they exchange as a ring, if nothing else was recorded

@@ -1,7 +1,7 @@
 """How far `bsweep simulate` is off: measured studies, the documents that bsweep implements, and
 published curves.
 
-    python scripts/simulate_truth.py [NAME...]
+    python results/measured/simulate_truth.py [NAME...]
 
 Without names: all. Each line has what was published or measured, what is simulated, and by how many
 per cent the simulation is off. The docstring of each function says where its numbers come from, and
@@ -41,8 +41,8 @@ from bsweep.analysis.simulation.rows import row_of
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import FORWARD_SHARE, Clocks
 
-MEASURED = Path(__file__).parents[1] / "results/measured"
-PUBLISHED = Path(__file__).parents[1] / "results/published"
+MEASURED = Path(__file__).parent
+PUBLISHED = MEASURED.with_name("published")
 NO_RUNS = pd.DataFrame()
 _CHANNELS = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
 _FEATURES = (7 * 7 * 512, 4096, 4096, 1000)

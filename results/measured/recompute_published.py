@@ -1,6 +1,6 @@
 """The numbers of the pages of results/measured, recomputed from the records without the analysis.
 
-    python scripts/recompute_published.py
+    python results/measured/recompute_published.py
 
 The CSV files beside the pages hold the records of metrics.jsonl, a row for a record: evaluations,
 epochs, changes of the batch, servers. Two studies have the records themselves, in
@@ -27,14 +27,14 @@ from typing import Any
 
 from scipy import stats
 
-MEASURED = Path(__file__).parents[1] / "results" / "measured"
+MEASURED = Path(__file__).parent
 LEFT_OUT = (
     "predictions: errors, coverage, p-values, what searches cost (truth/rules.py, policies.py)",
     "geo_distributed: changes, tokens a second, losses after 62 s, speeds and arithmetic",
     "numbers in sentences, except those of steps timed again, BatchNorm and least squares",
     "accuracies after 24 steps, memory and overheads",
     "model_parallel (model_parallel/tables.py prints it from the records)",
-    "clusters: simulated seconds (scripts/simulate_truth.py)",
+    "clusters: simulated seconds (simulate_truth.py)",
     "results/bench, the log, and outputs that the docs show",
 )
 
