@@ -26,7 +26,7 @@ from bsweep import compression
 from bsweep.compression import powersgd
 from bsweep.compression.base import Codec, Setting
 from bsweep.compression.dgc import DGC
-from bsweep.compression.payload import pack, unpack
+from bsweep.compression.qsgd import pack, unpack
 from bsweep.compression.topk import largest
 from bsweep.config.compression import AnyCompression
 from bsweep.config.parsing import conf_dir

@@ -179,3 +179,18 @@ class GatherCodec(Codec):
         # in rank order, so that all workers get the same bits
         for received in group.all_gather(payload):
             self.add_decoded(received, gradients)
+
+
+def join(numbers: Tensor, rest: Tensor) -> Tensor:
+    """Return the bytes of two tensors as one uint8 tensor.
+
+    The bytes of `numbers` come first, so that wide types are aligned.
+    """
+    return torch.cat([numbers.reshape(-1).view(torch.uint8), rest.view(torch.uint8)])
+
+
+def split(payload: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Split the bytes that `join` made into two parts: `count` numbers, and the other bytes."""
+    border = count * dtype.itemsize
+    payload = payload.clone()  # a row of a gathered matrix may not be aligned for its numbers
+    return payload[:border].view(dtype), payload[border:]

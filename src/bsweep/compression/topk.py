@@ -13,8 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from bsweep.compression.base import GatherCodec, Setting
-from bsweep.compression.payload import join, split
+from bsweep.compression.base import GatherCodec, Setting, join, split
 from bsweep.config.compression import SparseConfig
 
 _INDEX = torch.int32
