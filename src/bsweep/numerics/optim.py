@@ -42,11 +42,10 @@ def build(config: OptimizerConfig, vector: Flat) -> Optimizer:
 
 def sgd(config: SGDConfig, vector: Flat) -> Optimizer:
     # torch has no fused kernel for DTensors.
-    how = (
-        {"fused": True} if all(part_of(own) is own for own in vector.tensors) else {"foreach": True}
-    )
+    is_plain = all(part_of(tensor) is tensor for tensor in vector.tensors)
+    kernel = {"fused": True} if is_plain else {"foreach": True}
     groups = _flat_groups(config, vector)
-    return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, **how)
+    return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, **kernel)
 
 
 def adamw(config: AdamWConfig, vector: Flat) -> Optimizer:

@@ -151,8 +151,8 @@ class Vector(Flat):
         Returns:
             A tensor with the shape and the strides of the parameter.
         """
-        own = self.tensors[self.slices.index(part)]
-        return _like(flat[part.start - start : part.stop - start], own)
+        tensor = self.tensors[self.slices.index(part)]
+        return _like(flat[part.start - start : part.stop - start], tensor)
 
     @contextmanager
     def reading(self, parameters: Tensor) -> Iterator[None]:
