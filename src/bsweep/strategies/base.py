@@ -42,6 +42,8 @@ class ExchangeLog:
 
     def __post_init__(self) -> None:
         self._timeline: Timeline | None = None
+        # Earlier revisions of bsweep saved no ranks: all workers exchanged together.
+        self.first_ranks = self.first_ranks or [0] * len(self.seconds)
 
     def exchange(self, tensor: Tensor, ranks: Iterable[int] = (0,)) -> AbstractContextManager[None]:
         """Time the `with` block, in which this worker exchanges `tensor` with workers or servers.
@@ -279,17 +281,10 @@ class Strategy(ABC):
         Returns:
             One object for each worker, by rank.
         """
-        mine = torch.tensor(list(json.dumps(value).encode()), dtype=torch.float64)
-        lengths = (
-            self.gather(torch.tensor([len(mine)], dtype=torch.float64)).flatten().int().tolist()
-        )
-        padded = torch.zeros(max(lengths), dtype=torch.float64)
-        padded[: len(mine)] = mine
-        rows = self.gather(padded).to(torch.uint8)
-        return [
-            json.loads(bytes(row[:length].tolist()))
-            for row, length in zip(rows, lengths, strict=True)
-        ]
+        text = json.dumps(value).encode()
+        size = int(self.gather(torch.tensor([len(text)], dtype=torch.float64)).max())
+        rows = self.gather(torch.tensor([*text.ljust(size)], dtype=torch.float64))
+        return [json.loads(bytes(row)) for row in rows.int().tolist()]
 
     def traffic(self) -> Traffic:
         """Return the bytes and the seconds of the exchanges since this method was last called, as
