@@ -27,15 +27,11 @@ from bsweep.strategies.groups import TorchStrategy
 
 
 class Scaled(TorchStrategy):
-    def __init__(self, config, strategy, place, paths):
-        super().__init__(config, strategy, place, paths)
-        self._scale = strategy.scale
-
     def step(self):
         gradients = self._vector.gradients
         with self.meter.exchange(gradients):
             self.all_reduce(gradients)
-        gradients.mul_(self._scale)
+        gradients.mul_(self.card.scale)
         self._optimizer.step()
 """,
         "src/bsweep/config/strategies.py": [

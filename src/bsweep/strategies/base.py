@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -104,12 +105,9 @@ class Strategy(ABC):
     synchronisations.
     """
 
-    gradient_weight = 1.0
-    """The weight of this worker's gradient, by which `loss_divisor` scales its loss, unless a
-    strategy overrides that method.
-
-    It is 1 if the strategy sums gradients. It is `num_workers` if each worker's gradient must be as
-    large as that of the global mean, for example to be averaged.
+    averages = False
+    """True if the strategy averages the workers' gradients, or the models that they make, instead
+    of summing gradients. Each worker's gradient is then as large as that of the global mean.
     """
 
     collective_forward = False
@@ -119,6 +117,9 @@ class Strategy(ABC):
     """True if only the first worker builds the model with its values, which the strategy then gives
     to the others. Their tensors are on the meta device before that.
     """
+
+    reports_sums = True
+    """True if this worker's sums of losses count. One worker of each replica has it."""
 
     saves_within_epochs = True
     """False if checkpoints are possible only at the ends of epochs."""
@@ -131,10 +132,7 @@ class Strategy(ABC):
     def __init__(
         self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
     ) -> None:
-        """Create this worker's meter, and store its rank, the number of workers and their ranks.
-
-        A subclass connects the workers in its own `__init__`, because `gather` is called before
-        `prepare`.
+        """Create this worker's meter, store what the strategy is built from, and call `connect`.
 
         Args:
             config: The configuration of the run.
@@ -142,15 +140,25 @@ class Strategy(ABC):
             place: This worker's rank, and the number of workers.
             paths: The files of the run's folder.
         """
+        self.config, self.card, self.place, self.paths = config, strategy, place, paths
         self.meter = ExchangeLog()
         self.can = strategy.can
         self.rank, self.num_workers = place.rank, place.num_workers
-        self.replica = place.rank
+        self.replica = self.rank * strategy.data_parallel_size(self.num_workers) // self.num_workers
         """The index of this worker's share of each batch. Workers that hold parts of one replica of
         a model have the same.
         """
-        self.reports_sums = True
-        """True if this worker's sums of losses count. One worker of each replica has it."""
+        self.gradient_weight = float(self.num_workers) if self.averages else 1.0
+        """The weight of this worker's gradient, by which `loss_divisor` scales its loss, unless a
+        strategy overrides that method.
+
+        It is 1 if the strategy sums gradients. It is `num_workers` if each worker's gradient must
+        be as large as that of the global mean.
+        """
+        self.connect()
+
+    def connect(self) -> None:  # noqa: B027 (some need nothing here)
+        """Connect this worker to the others, so that `gather` can be called."""
 
     def vector(self, model: nn.Module) -> Vector:
         """Return the vector of the parameters that this worker holds, whose tensors are the
@@ -553,18 +561,21 @@ class Rounds(Strategy):
     is_finished = False
     """True if the run must end after this round, even if epochs are left to train."""
 
-    def __init__(
-        self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self.records: list[Round] = []
+    @cached_property
+    def records(self) -> list[Round]:
         """The records of rounds that the training loop has not yet written.
 
         They are the same on all workers. The loop writes them and empties the list.
         """
-        self.shares: tuple[Share, ...] = ()
+        return []
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
         """The numbers of examples and steps that each worker takes in the present round, by rank.
+
+        Before the first round, as when `rehearse` is called, they are the configured ones.
         """
+        return tuple(map(Share, self.config.worker_batches, self.config.local_steps))
 
     def begin_round(self, shares: tuple[Share, ...]) -> None:
         """Begin a round, in which this worker makes at most `shares[rank].num_steps` steps. It

@@ -19,12 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from bsweep.config.run import RunConfig
 from bsweep.config.strategies import DDPConfig
-from bsweep.core.ranks import Place
 from bsweep.runlog import waits
 from bsweep.runlog.errors import worker_lost
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import ExchangeLog, InBackward
 from bsweep.strategies.groups import TorchStrategy
@@ -43,13 +40,8 @@ _OF_POWERSGD = (
 
 
 class DDP(TorchStrategy, InBackward):
-    def __init__(
-        self, config: RunConfig, strategy: DDPConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self._config = strategy
-        self._powersgd = self._new_powersgd()
-        self.gradient_weight = float(self.num_workers)  # DDP averages, other strategies sum
+    card: DDPConfig
+    averages = True
 
     def wrap(self, model: nn.Module) -> nn.Module:
         # BatchNorm statistics are averaged before evaluations, as with every strategy, instead of
@@ -58,9 +50,15 @@ class DDP(TorchStrategy, InBackward):
             self._module = DistributedDataParallel(
                 model,
                 process_group=self.workers,
-                bucket_cap_mb=self._config.bucket_mb,
+                bucket_cap_mb=self.card.bucket_mb,
                 broadcast_buffers=False,
             )
+        # Its first two steps send gradients uncompressed, as torch asks for: DDP may change its
+        # buckets in them, and PowerSGD keeps memory for each bucket.
+        rank = self.card.powersgd_rank
+        self._powersgd = powerSGD_hook.PowerSGDState(
+            self.workers, matrix_approximation_rank=rank, start_powerSGD_iter=2
+        )
         state, hook = self._hook()
         if hook:
             self._module.register_comm_hook(state, hook)
@@ -78,7 +76,7 @@ class DDP(TorchStrategy, InBackward):
 
     def traffic(self) -> Traffic:
         meter, self.meter = self.meter, ExchangeLog()
-        if self._config.hook == "powersgd" and self.num_workers > 1:
+        if self.card.hook == "powersgd" and self.num_workers > 1:
             return Traffic()
         return Traffic(sent_bytes=meter.sent_bytes, received_bytes=meter.received_bytes)
 
@@ -101,7 +99,7 @@ class DDP(TorchStrategy, InBackward):
         self._powersgd.rng.set_state(("MT19937", *state["powersgd_random"]))
 
     def _hook(self) -> tuple[Any, Any]:
-        match self._config.hook:
+        match self.card.hook:
             case "fp16":
                 return self.workers, default_hooks.fp16_compress_hook
             case "bf16":
@@ -115,21 +113,9 @@ class DDP(TorchStrategy, InBackward):
             return self, lambda strategy, bucket: _mean_of_seen(strategy, bucket)
         return None, None
 
-    def _new_powersgd(self) -> powerSGD_hook.PowerSGDState:
-        """Return a new state of torch's PowerSGD, which sends the gradients of the first two steps
-        uncompressed.
-
-        torch asks for these two steps, because DDP may change its buckets in them, and PowerSGD
-        keeps memory for each bucket.
-        """
-        rank = self._config.powersgd_rank
-        return powerSGD_hook.PowerSGDState(
-            self.workers, matrix_approximation_rank=rank, start_powerSGD_iter=2
-        )
-
     def _count_step(self) -> None:
         element_bytes = (
-            2 if self._config.hook in ("fp16", "bf16") else self._vector.gradients.element_size()
+            2 if self.card.hook in ("fp16", "bf16") else self._vector.gradients.element_size()
         )
         size = self._vector.gradients.numel() * element_bytes
         num_bytes = 2 * (self.num_workers - 1) * size // self.num_workers

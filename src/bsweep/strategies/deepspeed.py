@@ -7,8 +7,7 @@ parameters too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, cast
 
 import deepspeed
@@ -17,15 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bsweep.config.run import RunConfig
 from bsweep.config.splitting import DeepSpeedConfig
 from bsweep.core.checksums import sha256_of
-from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Flat, Vector, layout
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import worker_lost
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import ExchangeLog
 from bsweep.strategies.ddp import InEachPass, exchange_lost
@@ -36,15 +32,8 @@ _FOLDER, _TAG = "deepspeed", "last"  # of the engine's files in a checkpoint
 
 
 class DeepSpeed(TorchStrategy, InEachPass):
-    def __init__(
-        self, config: RunConfig, strategy: DeepSpeedConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self._config = strategy
-        self.gradient_weight = float(self.num_workers)  # DeepSpeed averages, other strategies sum
-        deepspeed.utils.logger.setLevel("WARNING")
-        # It would compile a sum in shared memory for CPUs first, which takes minutes.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    card: DeepSpeedConfig
+    averages = True
 
     def vector(self, model: nn.Module) -> Vector:
         self._model = model
@@ -53,11 +42,14 @@ class DeepSpeed(TorchStrategy, InEachPass):
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         assert isinstance(vector, _Held)
         self._vector, self._optimizer = vector, optimizer
+        deepspeed.utils.logger.setLevel("WARNING")
+        # It would compile a sum in shared memory for CPUs first, which takes minutes.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         settings = {
             "train_micro_batch_size_per_gpu": 1,  # for its own reports alone
             "managed_gradient_accumulation": False,  # each step of the engine ends a step here
             "zero_optimization": {
-                "stage": self._config.stage,
+                "stage": self.card.stage,
                 # Memory of so many elements is taken, even for a smaller model.
                 "reduce_bucket_size": min(_MOST_IN_BUCKET, vector.num_parameters),
             },
@@ -71,7 +63,7 @@ class DeepSpeed(TorchStrategy, InEachPass):
         zero = self._engine.optimizer
         vector.copies = (
             zero.fp32_partitioned_groups_flat
-            if self._config.stage == 3
+            if self.card.stage == 3
             else zero.single_partition_of_fp32_groups
         )
 
@@ -88,19 +80,9 @@ class DeepSpeed(TorchStrategy, InEachPass):
             self.step()
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        with self._whole(model):
+        parameters, is_divided = list(model.parameters()), self.card.stage == 3
+        with worker_lost(), deepspeed.zero.GatheredParameters(parameters, enabled=is_divided):
             return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-
-    @contextmanager
-    def _whole(self, model: nn.Module) -> Iterator[None]:
-        """Gather all parameters in the `with` block, if workers have parts of them."""
-        with (
-            worker_lost(),
-            deepspeed.zero.GatheredParameters(
-                list(model.parameters()), enabled=self._config.stage == 3
-            ),
-        ):
-            yield
 
     def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
         folder = checkpoint.folder / _FOLDER

@@ -26,12 +26,9 @@ from torch.optim import SGD, Optimizer
 
 from bsweep.config.card import resolve
 from bsweep.config.optimizers import SGDConfig
-from bsweep.config.run import RunConfig
 from bsweep.config.strategies import DiLoCoConfig
-from bsweep.core.ranks import Place
 from bsweep.data.plan import Share
 from bsweep.numerics.vector import Anchor, Flat
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Round, Traffic
 from bsweep.strategies import clocks
 from bsweep.strategies.base import ExchangeLog, Rounds
@@ -71,26 +68,22 @@ class OfEpoch:
 class DiLoCo(Rounds):
     synchronised_now = True
 
-    def __init__(
-        self, config: RunConfig, strategy: DiLoCoConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self._config, self._strategy = config, strategy
-        self._exchange: Summing = resolve(strategy.in_probe.builds)(
-            config, strategy.in_probe, place, paths
-        )
+    card: DiLoCoConfig
+    _round = _num_steps = 0
+    _train_seconds = 0.0
+    _origin: float | None = None  # the zero of the run's times, on the first worker's clock
+    _last_end = 0.0  # end of the last round, since the origin
+
+    def connect(self) -> None:
+        inner = self.card.in_probe
+        self._exchange: Summing = resolve(inner.builds)(self.config, inner, self.place, self.paths)
         # of the workers' clocks
-        self._offsets = torch.zeros(place.num_workers, dtype=torch.float64)
-        self._round = self._num_steps = 0
-        self._train_seconds = 0.0
-        # the zero of the run's times, on the first worker's clock
-        self._origin: float | None = None
-        self._last_end = 0.0  # end of the last round, since the origin
-        self._of_epoch = OfEpoch(torch.zeros(place.num_workers, dtype=torch.float64))
-        self._normalizes = strategy.weighting == "fednova" and not strategy.weights
+        self._offsets = torch.zeros(self.num_workers, dtype=torch.float64)
+        self._of_epoch = OfEpoch(torch.zeros(self.num_workers, dtype=torch.float64))
+        self._normalizes = self.card.weighting == "fednova" and not self.card.weights
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
-        s = self._strategy
+        s = self.card
         self._vector, self._optimizer = vector, optimizer
         self._anchor = Anchor(vector)
         nesterov = s.outer_nesterov and s.outer_momentum > 0
@@ -239,7 +232,7 @@ class DiLoCo(Rounds):
             num_examples: The examples that each worker took, (workers,).
             num_steps: The steps that each worker took, (workers,).
         """
-        s = self._strategy
+        s = self.card
         if s.weights:
             weights = torch.tensor(s.weights, dtype=torch.float64)
         else:
@@ -259,7 +252,7 @@ class DiLoCo(Rounds):
         For Nesterov momentum, which is a step ahead, m^2 replaces the first m. No such formula is
         known for other optimizers, so their plain number of steps is returned.
         """
-        o = self._config.optimizer
+        o = self.config.optimizer
         if not isinstance(o, SGDConfig):
             return num_steps
         m = o.momentum
@@ -271,7 +264,7 @@ class DiLoCo(Rounds):
 
         Momentum of the last round would move a worker with few steps far.
         """
-        if isinstance(self._config.optimizer, SGDConfig):
+        if isinstance(self.config.optimizer, SGDConfig):
             for state in self._optimizer.state.values():
                 if state.get("momentum_buffer") is not None:
                     state["momentum_buffer"].zero_()
@@ -321,7 +314,7 @@ class DiLoCo(Rounds):
         )
 
     def _look_at_the_clock(self) -> None:
-        limit = self._strategy.max_seconds
-        self.is_finished = self._round == self._strategy.max_rounds or (
+        limit = self.card.max_seconds
+        self.is_finished = self._round == self.card.max_rounds or (
             limit is not None and self._train_seconds >= limit
         )

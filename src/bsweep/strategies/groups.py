@@ -21,14 +21,12 @@ from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
 from bsweep.config.allreduce import Algorithm
-from bsweep.config.groups import StrategyConfig
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.core import network, torch_private
 from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
-from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import Strategy
 
 Count = Callable[[int, int, int], None]
@@ -146,17 +144,12 @@ class TorchStrategy(Strategy):
     Its `all_reduce` and `all_gather` are those that codecs may ask for.
     """
 
-    def __init__(
-        self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self.workers = join(config, place)
-        self._wire = Wire(self.workers, self.rank, self.num_workers, self.count)
-        self.choose("native")
+    algorithm: Algorithm = "native"
+    """The algorithm by which `all_reduce` sums."""
 
-    def choose(self, algorithm: Algorithm) -> None:
-        """Set the algorithm, such as `ring`, by which the method `all_reduce` sums from now on."""
-        self._all_reduce = ALGORITHMS[algorithm]
+    def connect(self) -> None:
+        self.workers = join(self.config, self.place)
+        self._wire = Wire(self.workers, self.rank, self.num_workers, self.count)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer
@@ -164,21 +157,21 @@ class TorchStrategy(Strategy):
             dist.broadcast(vector.parameters, src=0, group=self.workers)
 
     def gather(self, values: Tensor) -> Tensor:
-        every = [torch.empty_like(values) for _ in range(self.num_workers)]
-        with worker_lost():
-            dist.all_gather(every, values, group=self.workers)
-        return torch.stack(every)
+        return torch.stack(self._gathered(values))
 
     def all_reduce(self, tensor: Tensor) -> None:
         with worker_lost():
-            self._all_reduce(tensor, self._wire)
+            ALGORITHMS[self.algorithm](tensor, self._wire)
 
     def all_gather(self, payload: Tensor) -> list[Tensor]:
-        every = [torch.empty_like(payload) for _ in range(self.num_workers)]
-        with worker_lost():
-            dist.all_gather(every, payload, group=self.workers)
         others = self.num_workers - 1
         self.count(others * payload.nbytes, others * payload.nbytes, others)
+        return self._gathered(payload)
+
+    def _gathered(self, tensor: Tensor) -> list[Tensor]:
+        every = [torch.empty_like(tensor) for _ in range(self.num_workers)]
+        with worker_lost():
+            dist.all_gather(every, tensor, group=self.workers)
         return every
 
     def divided(self, rows: Iterable[Iterable[int]]) -> dist.ProcessGroup:
@@ -219,8 +212,8 @@ def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
     env = os.environ
     if env["RANK"] == "0" and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         interface, num_processes = env.get("GLOO_SOCKET_IFNAME"), int(env["WORLD_SIZE"])
-        if own := network.store_at(address, int(port), interface, num_processes, _TIMEOUT):
-            return own, 0, num_processes
+        if store := network.store_at(address, int(port), interface, num_processes, _TIMEOUT):
+            return store, 0, num_processes
     store, rank, num_processes = next(rendezvous("env://", timeout=_TIMEOUT))
     store.set_timeout(_TIMEOUT)
     return store, rank, num_processes

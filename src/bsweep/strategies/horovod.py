@@ -18,30 +18,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bsweep.config.run import RunConfig
 from bsweep.config.strategies import CYCLE_VARIABLE, GPU_CYCLE_MS, HorovodConfig
 from bsweep.core.gpus import num_gpus
-from bsweep.core.ranks import Place, num_cores
+from bsweep.core.ranks import num_cores
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
-from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import InBackward
 from bsweep.strategies.summing import Summing
 
 
 class Horovod(Summing, InBackward):
-    def __init__(
-        self, config: RunConfig, strategy: HorovodConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        os.environ.update(strategy.variables())
+    card: HorovodConfig
+
+    def connect(self) -> None:
+        os.environ.update(self.card.variables())
         import horovod.torch as hvd
 
-        _begin(hvd, on_gpu=num_gpus(config.device) > 0, local_workers=place.local_workers)
+        on_gpu = num_gpus(self.config.device) > 0
+        _begin(hvd, on_gpu=on_gpu, local_workers=self.place.local_workers)
         self._hvd = hvd
-        self._num_buckets = strategy.buckets
-        self._operation = hvd.Adasum if strategy.op == "adasum" else hvd.Sum
-        if strategy.op == "adasum":
+        self._operation = hvd.Adasum if self.card.op == "adasum" else hvd.Sum
+        if self.card.op == "adasum":
             # Adasum combines local means, not shares of the global mean.
             self.gradient_weight = float(self.num_workers)
 
@@ -49,7 +46,7 @@ class Horovod(Summing, InBackward):
         self._vector, self._optimizer = vector, optimizer
         self._buckets = [
             _Bucket(index, start, stop)
-            for index, (start, stop) in enumerate(vector.parts(self._num_buckets))
+            for index, (start, stop) in enumerate(vector.parts(self.card.buckets))
         ]
         self._hooks = []
         self.build_codec()

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
-from bsweep.config.run import RunConfig
 from bsweep.config.strategies import LocalSGDConfig
-from bsweep.core.ranks import Place
 from bsweep.data.plan import Share, global_batch
-from bsweep.runlog.files import RunPaths
+from bsweep.numerics.vector import Flat
 from bsweep.strategies.base import Rounds
 from bsweep.strategies.groups import TorchStrategy
 
@@ -27,15 +26,14 @@ class LocalSGD(TorchStrategy, Rounds):
     workers average their parameters.
     """
 
-    def __init__(
-        self, config: RunConfig, strategy: LocalSGDConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self.choose(strategy.algorithm)
-        self._config = strategy
-        self._num_steps = 0
-        self._has_met = True
-        self.gradient_weight = float(self.num_workers)
+    card: LocalSGDConfig
+    averages = True
+    _num_steps = 0
+    _has_met = True
+
+    def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
+        super().prepare(vector, optimizer)
+        self.algorithm = self.card.algorithm
 
     def rate_batch(self, shares: Sequence[Share]) -> float:
         # An even part: a larger share already has a larger weight in the loss.
@@ -50,8 +48,8 @@ class LocalSGD(TorchStrategy, Rounds):
         self.all_reduce(self._vector.gradients)
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
-        warms_up = self._num_steps <= self._config.warmup_steps
-        self._has_met = warms_up or self._num_steps % self._config.sync_every == 0 or ends_epoch
+        warms_up = self._num_steps <= self.card.warmup_steps
+        self._has_met = warms_up or self._num_steps % self.card.sync_every == 0 or ends_epoch
         if self._has_met:
             self._average()
 

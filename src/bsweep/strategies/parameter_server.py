@@ -48,23 +48,23 @@ def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
 
 
 class ParameterServer(TorchStrategy, Rounds):
-    def __init__(
-        self, config: RunConfig, strategy: ParameterServerConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self._config, self._strategy = config, strategy
-        self.lockstep = strategy.consistency == "synchronous"
+    card: ParameterServerConfig
+    _colocated: _ColocatedServer | None = None
+    _connections: Sequence[_Connection] = ()
+    _wait_seconds = 0.0
+
+    def connect(self) -> None:
+        super().connect()
+        self.lockstep = self.card.consistency == "synchronous"
         # Each push is an optimizer step of its own, with a worker's whole mean gradient. Its
         # learning rate is divided by the number of workers.
         if not self.lockstep:
             self.gradient_weight = float(self.num_workers)
-        lives_here = strategy.colocated and self.rank < config.num_shards
-        self._colocated = _ColocatedServer(config, place, paths) if lives_here else None
-        self._connections: list[_Connection] = []
-        self._wait_seconds = 0.0
+        if self.card.colocated and self.rank < self.config.num_shards:
+            self._colocated = _ColocatedServer(self.config, self.place, self.paths)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
-        shards = sharding.shards(vector.slices, self._config.num_shards, self._strategy)
+        shards = sharding.shards(vector.slices, self.config.num_shards, self.card)
         self._connections = [
             _Connection(vector, shard, self._link(server)) for server, shard in enumerate(shards)
         ]
@@ -164,7 +164,7 @@ class ParameterServer(TorchStrategy, Rounds):
     def _link(self, server: int) -> RemoteServer | LocalServer:
         if self._colocated and server == self.rank:
             return self._colocated.link
-        return RemoteServer(server if self._strategy.colocated else self.num_workers + server)
+        return RemoteServer(server if self.card.colocated else self.num_workers + server)
 
     def _exchange(self, kind: Kind) -> None:
         """Send a request to every server, wait for the answers, and copy the parameters in the
@@ -173,7 +173,7 @@ class ParameterServer(TorchStrategy, Rounds):
         Worker k begins with server k, modulo the number of servers.
         """
         first = self.rank % len(self._connections)
-        in_turn = self._connections[first:] + self._connections[:first]
+        in_turn = (*self._connections[first:], *self._connections[:first])
         learning_rate = self._optimizer.param_groups[0]["lr"] / self.gradient_weight
         waits = [connection.ask(kind, learning_rate) for connection in in_turn]
         self._wait_seconds += max([wait() for wait in waits])

@@ -22,14 +22,11 @@ from torch import Tensor
 from torch.distributed import Work
 from torch.optim import Optimizer
 
-from bsweep.config.run import RunConfig
 from bsweep.config.splitting import PipeDreamConfig
 from bsweep.config.values import ConfigError
-from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.errors import worker_lost
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import Rounds
 from bsweep.strategies.pipeline import Pipeline
@@ -69,26 +66,20 @@ class PipeDream(Pipeline, Rounds):
     # by which it means that they do not make the step from parameters of the same age.
     lockstep = True
     saves_within_epochs = False
+    synchronised_now = False
+    card: PipeDreamConfig
 
-    def __init__(
-        self, config: RunConfig, strategy: PipeDreamConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        num_parts = self.num_parts
-        ranks = torch.arange(place.num_workers).view(self.num_replicas, num_parts)
+    def connect(self) -> None:
+        super().connect()
         # On GPUs the messages of a group follow one another, and those of the two directions would
         # wait for one another.
-        self._back_chain = self.divided(ranks.tolist())
-        self._lag = num_parts - 1 - self._part
+        self._back_chain = self.divided(self.ranks.tolist())
+        self._lag = self.num_parts - 1 - self.part
         # By how many updates the weights of a pass are behind.
-        self._delay = num_parts - 1 if strategy.vertical_sync else self._lag
+        self._delay = self.num_parts - 1 if self.card.vertical_sync else self._lag
         self._flow: deque[_Batch] = deque()
         self._sent: deque[_Sent] = deque()
         self._begin_flow()
-
-    @property
-    def synchronised_now(self) -> bool:
-        return False
 
     def _begin_flow(self) -> None:
         self._num_begun, self._is_begun = 0, False  # batches of the flow; this step's, too
@@ -97,7 +88,7 @@ class PipeDream(Pipeline, Rounds):
         super().prepare(vector, optimizer)
         if self.num_parts > 1 and optim.most_norm(optimizer) is not None:
             raise ConfigError(
-                f"optimizer={self._run.optimizer.name} with strategy=pipedream: max_grad_norm "
+                f"optimizer={self.config.optimizer.name} with strategy=pipedream: max_grad_norm "
                 "limits the norm of the whole model's gradient, and the stages make an update at "
                 "different times. Give the optimizer no max_grad_norm, or use strategy=pipeline."
             )
@@ -129,18 +120,18 @@ class PipeDream(Pipeline, Rounds):
         self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> _Pass:
         """Take a pass of the newest batch forward through this worker's stage."""
-        (stage,), size = self._own, len(inputs)
+        (stage,), size = self._held, len(inputs)
         if stage > 0:
             inputs = self._like(stage - 1, size, self.device)
             with worker_lost():
-                dist.recv(inputs, group=self._chain, group_src=self._part - 1)
+                dist.recv(inputs, group=self._chain, group_src=self.part - 1)
             self.meter.received_bytes += inputs.nbytes
             inputs.requires_grad_()
             # The stage before lags one step more. It took this batch forward after it had taken the
             # batch before backward that lags so much, whose gradient therefore has arrived.
             self._wait_for_sent(self._flow[-1].number - 2 - self._lag)
         version = self._flow[-1].version
-        self._activations.leave_out(self._versions.of(version))
+        self._activations.leave_out(self._versions.parameters(version))
         waited, _ = self._seconds_of_messages(stage, size)
         # An optimizer may change the model's tensors in place before the backward pass. autograd
         # would refuse that, but it does not check tensors that come from hooks, such as these,
@@ -150,34 +141,34 @@ class PipeDream(Pipeline, Rounds):
             outputs = self._modules[stage](inputs)
             if self.reports_sums:
                 outputs = loss(outputs, targets)
-        one = _Pass(inputs, outputs)
+        pass_ = _Pass(inputs, outputs)
         if not self.reports_sums:
-            one.sent = self._send(outputs.detach(), self._chain, self._part + 1)
-            one.gradient = torch.empty_like(outputs)
+            pass_.sent = self._send(outputs.detach(), self._chain, self.part + 1)
+            pass_.gradient = torch.empty_like(outputs)
             with worker_lost():
-                one.arrival = dist.irecv(
-                    one.gradient, group=self._back_chain, group_src=self._part + 1
+                pass_.arrival = dist.irecv(
+                    pass_.gradient, group=self._back_chain, group_src=self.part + 1
                 )
-        return one
+        return pass_
 
     def _backward(self, batch: _Batch) -> None:
         """Take the next pass of a batch backward."""
-        (stage,), one = self._own, batch.passes.popleft()
-        if one.arrival:
-            assert one.gradient is not None
-            assert one.sent is not None
+        (stage,), pass_ = self._held, batch.passes.popleft()
+        if pass_.arrival:
+            assert pass_.gradient is not None
+            assert pass_.sent is not None
             with worker_lost():
-                one.arrival.wait()
-                one.sent.wait()  # not for long: the gradient is that of what was sent
-            self.meter.received_bytes += one.gradient.nbytes
-        _, waited = self._seconds_of_messages(stage, len(one.inputs))
+                pass_.arrival.wait()
+                pass_.sent.wait()  # not for long: the gradient is that of what was sent
+            self.meter.received_bytes += pass_.gradient.nbytes
+        _, waited = self._seconds_of_messages(stage, len(pass_.inputs))
         # Code of the model may read parameters again, as activation checkpointing does.
         with self._times.computing(waited), self._versions.used(batch.version):
-            torch.autograd.backward(one.outputs, one.gradient)
+            torch.autograd.backward(pass_.outputs, pass_.gradient)
         if stage > 0:
-            assert one.inputs.grad is not None
-            gradient = one.inputs.grad.contiguous()
-            work = self._send(gradient, self._back_chain, self._part - 1)
+            assert pass_.inputs.grad is not None
+            gradient = pass_.inputs.grad.contiguous()
+            work = self._send(gradient, self._back_chain, self.part - 1)
             self._sent.append(_Sent(batch.number, work, gradient))
 
     def _send(self, tensor: Tensor, group: dist.ProcessGroup, part: int) -> Work:
@@ -240,16 +231,16 @@ class PipeDream(Pipeline, Rounds):
     def traffic(self) -> Traffic:
         self._drain(self._finish)  # outside of training, when steps end before an epoch does
         versions, staleness = self._versions, self._updates_missed / max(1, self._num_batches)
-        own = [versions.most, versions.most_bytes, staleness]
-        every = self.gather(torch.tensor(own, dtype=torch.float64)).tolist()
-        found = super().traffic()
+        numbers = [versions.most, versions.most_bytes, staleness]
+        every = self.gather(torch.tensor(numbers, dtype=torch.float64)).tolist()
+        traffic = super().traffic()
         self._updates_missed = self._num_batches = 0
-        assert found.stage_loads is not None
+        assert traffic.stage_loads is not None
         loads = (
             replace(load, weight_versions=int(n), stashed_bytes=int(num_bytes), staleness=missed)
-            for load, (n, num_bytes, missed) in zip(found.stage_loads, every, strict=True)
+            for load, (n, num_bytes, missed) in zip(traffic.stage_loads, every, strict=True)
         )
-        return replace(found, stage_loads=tuple(loads))
+        return replace(traffic, stage_loads=tuple(loads))
 
     def own_state(self) -> dict[str, Any]:
         assert not self._flow
@@ -296,13 +287,14 @@ class Versions:
         self.newest += 1
         self.most = max(self.most, len({self.newest, *self._kept}))
 
-    def of(self, version: int) -> Tensor:
+    def parameters(self, version: int) -> Tensor:
         """Return the flat tensor of a version; without a copy, that of the newest."""
         return self._kept.get(version, self._vector.parameters)
 
     def used(self, version: int) -> AbstractContextManager[None]:
         """Return the context manager for passes with a version."""
-        return self._vector.reading(self.of(version)) if version in self._kept else nullcontext()
+        kept = self._kept.get(version)
+        return nullcontext() if kept is None else self._vector.reading(kept)
 
     def drop_before(self, oldest: int) -> None:
         """Drop the versions before `oldest`."""

@@ -22,20 +22,17 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from torch.optim import Optimizer
 
 from bsweep import models
-from bsweep.config.run import RunConfig
 from bsweep.config.splitting import PipelineConfig, StagedConfig
-from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.activations import Activations
 from bsweep.numerics.timing import mark, seconds_between
 from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.errors import worker_lost
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import starts
 from bsweep.runlog.records import StageLoad, Traffic
 from bsweep.strategies.base import Context, ExchangeLog, Sample, Staged
 from bsweep.strategies.ddp import exchange_lost
-from bsweep.strategies.groups import Wire
+from bsweep.strategies.groups import Wire, native
 from bsweep.strategies.splitting import Split
 from bsweep.strategies.stages import (
     Measured,
@@ -59,26 +56,24 @@ _ROUND_TRIPS = 5  # of a message, by which its seconds are measured
 
 
 class Pipeline(Split, Staged):
-    def __init__(
-        self, config: RunConfig, strategy: StagedConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self._config, self._run, self._metrics = strategy, config, paths.metrics
-        self.num_microbatches = strategy.num_microbatches
-        self.replica, self._part = divmod(place.rank, self.num_parts)
-        ranks = torch.arange(place.num_workers).view(self.num_replicas, self.num_parts)
-        self._chain, self._alike = self.divided(ranks.tolist()), self.divided(ranks.T.tolist())
-        num_stages = strategy.num_stages(place.num_workers)
-        self._owners = [strategy.part_of(s, place.num_workers) for s in range(num_stages)]
-        self._own = [s for s, part in enumerate(self._owners) if part == self._part]
-        self.reports_sums = self._owners[-1] == self._part
+    card: StagedConfig
+
+    def connect(self) -> None:
+        super().connect()
+        self.num_microbatches = self.card.num_microbatches
+        self._chain = self.divided(self.ranks.tolist())
+        self._alike = self.divided(self.ranks.T.tolist())
+        num_stages = self.card.num_stages(self.num_workers)
+        self._owners = [self.card.part_of(s, self.num_workers) for s in range(num_stages)]
+        self._held = [s for s, part in enumerate(self._owners) if part == self.part]
+        self.reports_sums = self._owners[-1] == self.part
         self._alike_wire = Wire(self._alike, self.replica, self.num_replicas, self.count)
         # Of what each stage sends to the next, for micro-batches of the configured size.
         self._message_seconds = [0.0] * num_stages
 
     def cut(self, model: nn.Module, sample: Sample, autocast: Context) -> None:
-        pieces = models.pieces(self._run.model, model)
-        size = max(self._run.local_batches) // self.num_microbatches
+        pieces = models.pieces(self.config.model, model)
+        size = max(self.config.local_batches) // self.num_microbatches
         self._num_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         found: dict[str, Any] = {}
         if self.rank == 0:
@@ -96,7 +91,7 @@ class Pipeline(Split, Staged):
         last = len(spans) - 1
         self._modules = {
             stage: StageModule([pieces[i][1] for i in spans[stage]], autocast, stage == last)
-            for stage in self._own
+            for stage in self._held
         }
         wholes = (model, *(piece for _, piece in pieces))
         kept = [module for stage in self._modules.values() for module in stage.modules()]
@@ -105,9 +100,9 @@ class Pipeline(Split, Staged):
 
     def _cuts(self, seconds: list[float]) -> list[int]:
         """Return the configured cuts, those with which this run began, or balanced ones."""
-        if self._config.cuts is not None:
-            return list(self._config.cuts)
-        for start in starts(self._metrics)[:1]:
+        if self.card.cuts is not None:
+            return list(self.card.cuts)
+        for start in starts(self.paths.metrics)[:1]:
             sizes = [len(stage) for stage in start["stages"]]
             return [sum(sizes[:stage]) for stage in range(1, len(sizes))]
         return balanced(seconds, len(self._owners))
@@ -135,7 +130,7 @@ class Pipeline(Split, Staged):
                 del self._schedules[next(iter(self._schedules))]
         schedule, _ = self._schedules[size]
         self._loss = loss
-        first = (inputs,) if self._owners[0] == self._part else ()
+        first = (inputs,) if self._owners[0] == self.part else ()
         more = {"target": targets} if self.reports_sums else {}
         counted = self._activations.counted() if is_new else nullcontext()
         with exchange_lost(), self._times.step(), counted:
@@ -148,7 +143,7 @@ class Pipeline(Split, Staged):
         """Return torch's schedule for micro-batches of `size` examples, and its stages."""
         num_stages = len(self._owners)
         stages = []
-        for index in self._own:
+        for index in self._held:
             coming, going = (
                 self._like(s, size, "meta") if 0 <= s < num_stages - 1 else torch.empty(0)
                 for s in (index - 1, index)
@@ -165,8 +160,8 @@ class Pipeline(Split, Staged):
             )
             stage.expect(*self._seconds_of_messages(index, size))
             stages.append(stage)
-        assert isinstance(self._config, PipelineConfig)
-        kind = get_schedule_class(_SCHEDULES[self._config.schedule])
+        assert isinstance(self.card, PipelineConfig)
+        kind = get_schedule_class(_SCHEDULES[self.card.schedule])
         of_all = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
         # The loop's loss is a part of a sum over all examples of the step, not a mean.
         return kind(of_all, self.num_microbatches, self._timed_loss, scale_grads=False), stages
@@ -182,13 +177,13 @@ class Pipeline(Split, Staged):
     def _borders(self) -> Iterator[int]:
         """Yield each stage that sends its outputs from or to this worker."""
         for stage, pair in enumerate(pairwise(self._owners)):
-            if self._part in pair and pair[0] != pair[1]:
+            if self.part in pair and pair[0] != pair[1]:
                 yield stage
 
     def outputs(self, inputs: Tensor) -> Tensor | None:
         x, borders = inputs, list(self._borders())
         with worker_lost():
-            for stage in self._own:
+            for stage in self._held:
                 if stage - 1 in borders:
                     x = self._like(stage - 1, len(inputs), self.device)
                     dist.recv(x, group=self._chain, group_src=self._owners[stage - 1])
@@ -207,8 +202,8 @@ class Pipeline(Split, Staged):
         if self.num_replicas == 1:
             return
         with worker_lost(), self.meter.exchange(gradients):
-            sent = gradients.bfloat16() if self._config.reduce == "bf16" else gradients
-            self._all_reduce(sent, self._alike_wire)
+            sent = gradients.bfloat16() if self.card.reduce == "bf16" else gradients
+            native(sent, self._alike_wire)
             gradients.copy_(sent)
 
     @contextmanager
@@ -217,7 +212,7 @@ class Pipeline(Split, Staged):
         `with` block. It sees the norm of this worker's part, which must be smaller in proportion.
         """
         most = optim.most_norm(self._optimizer)
-        if most is None or len(self._own) == len(self._owners):
+        if most is None or len(self._held) == len(self._owners):
             yield
             return
         own = self._vector.gradients.double().square().sum()
@@ -250,7 +245,7 @@ class Pipeline(Split, Staged):
         ready.
         """
         message = self._like(stage, self._size, self.device).zero_()
-        is_first = self._owners[stage] == self._part
+        is_first = self._owners[stage] == self.part
         other = self._owners[stage + 1] if is_first else self._owners[stage]
         seconds = []
         for _ in range(_ROUND_TRIPS):
@@ -301,7 +296,7 @@ class Pipeline(Split, Staged):
                 for busy, idle, exchange, num_bytes in torch.stack(of_passes, dim=1).tolist()
             ),
             bubble=float(all_idle.sum()) / seconds if seconds else None,
-            textbook_bubble=self._config.textbook_bubble(self.num_workers),
+            textbook_bubble=self.card.textbook_bubble(self.num_workers),
         )
 
     def own_state(self) -> dict[str, Any]:

@@ -19,45 +19,38 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from bsweep import models
-from bsweep.config.run import RunConfig
 from bsweep.config.splitting import ShardedConfig
-from bsweep.core.ranks import Place
 from bsweep.core.torch_private import private
 from bsweep.numerics import precision
 from bsweep.numerics.vector import layout
-from bsweep.runlog.files import RunPaths
 from bsweep.strategies.ddp import InEachPass
 from bsweep.strategies.splitting import Parts, Split
 
 
 class Sharded(Split, InEachPass):
-    def __init__(
-        self, config: RunConfig, strategy: ShardedConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self._config, self._run = strategy, config
-        self.gradient_weight = float(self.num_workers)  # FSDP2 averages, other strategies sum
-        self._num_passes = 0  # of the step so far
+    card: ShardedConfig
+    averages = True
+    _num_passes = 0  # of the step so far
 
     def vector(self, model: nn.Module) -> Parts:
         slices, mesh = layout(model), self.mesh(model)
-        self._is_rounded = precision.choose(self._run, self.device) == "bf16"
-        own = torch.float32 if self._is_rounded else None
+        self._is_rounded = precision.choose(self.config, self.device) == "bf16"
+        as_stored = torch.float32 if self._is_rounded else None
         policy = functools.partial(
             MixedPrecisionPolicy,
-            reduce_dtype=torch.bfloat16 if self._config.reduce == "bf16" else own,
+            reduce_dtype=torch.bfloat16 if self.card.reduce == "bf16" else as_stored,
             cast_forward_inputs=False,
         )
         # Layers are gathered in bf16 and stay so: autocast alone would gather them in fp32, and
         # keep a rounded copy of each for the backward pass.
-        of_layers = policy(param_dtype=torch.bfloat16) if self._is_rounded else policy()
+        layers_policy = policy(param_dtype=torch.bfloat16) if self._is_rounded else policy()
         shard = functools.partial(
             fully_shard,
             mesh=mesh if self.num_replicas > 1 else mesh["part"],
-            reshard_after_forward=self._config.reshard == "forward",
+            reshard_after_forward=self.card.reshard == "forward",
         )
-        by_blocks = self._config.wrap == "blocks"
-        blocks = models.blocks(self._run.model, model) if by_blocks else []
+        by_blocks = self.card.wrap == "blocks"
+        blocks = models.blocks(self.config.model, model) if by_blocks else []
         num_tensors = len(list(model.parameters()))
         for module in (*reversed(blocks), model):  # inner blocks first
             self.receive(module.modules())
@@ -65,7 +58,7 @@ class Sharded(Split, InEachPass):
             if self._is_rounded and norms:  # with statistics in fp32
                 shard(norms, mp_policy=policy())
             if not isinstance(module, FSDPModule):
-                shard(module, mp_policy=of_layers)
+                shard(module, mp_policy=layers_policy)
         shared = "modules of two blocks share a parameter, see bsweep.models.check_model"
         assert len(list(model.parameters())) == num_tensors, shared
         vector = Parts(slices, dict(model.named_parameters()))
@@ -104,8 +97,8 @@ class Sharded(Split, InEachPass):
         as NCCL's reduce-scatter.
         """
         gradients = self._vector.gradients
-        num_gathers = 1 + (self._config.reshard == "forward")  # before the backward pass again
-        element_bytes = 2 if self._config.reduce == "bf16" else gradients.element_size()
+        num_gathers = 1 + (self.card.reshard == "forward")  # before the backward pass again
+        element_bytes = 2 if self.card.reduce == "bf16" else gradients.element_size()
         summed = self._num_elements * element_bytes
         within = num_gathers * self._gathered_bytes + (1 + (not gradients.is_cuda)) * summed
         replicas = self.num_replicas

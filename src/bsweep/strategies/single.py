@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.numerics.vector import Flat
-from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import Strategy
 
 
@@ -21,13 +20,3 @@ class Single(Strategy):
 
     def gather(self, values: Tensor) -> Tensor:
         return values.unsqueeze(0)
-
-    def traffic(self) -> Traffic:
-        return Traffic(
-            sent_bytes=0,
-            received_bytes=0,
-            exchange_steps=0,
-            exchange_seconds=0.0,
-            exposed_exchange_seconds=0.0,
-            worker_wait_seconds=(0.0,),
-        )

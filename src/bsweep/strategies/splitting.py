@@ -30,15 +30,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from bsweep.config.run import RunConfig
 from bsweep.config.splitting import SplitConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.core.gpus import num_gpus
-from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat, Slice, Vector, part_of
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import worker_lost
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import ExchangeLog
 from bsweep.strategies.groups import TorchStrategy
@@ -54,14 +51,18 @@ class Split(TorchStrategy):
 
     receives_model = True
 
-    def __init__(
-        self, config: RunConfig, strategy: SplitConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self.num_replicas = strategy.replicas
-        self.num_parts = strategy.num_parts(place.num_workers)
-        has_gpu = bool(num_gpus(config.device))
-        self.device = torch.device("cuda", place.local_rank) if has_gpu else torch.device("cpu")
+    card: SplitConfig
+
+    def connect(self) -> None:
+        super().connect()
+        self.num_replicas = self.card.replicas
+        self.num_parts = self.card.num_parts(self.num_workers)
+        self.part = self.rank % self.num_parts
+        """The index of this worker among those of its replica."""
+        self.ranks = torch.arange(self.num_workers).view(self.num_replicas, self.num_parts)
+        """The ranks of all workers, by replica and part."""
+        on_gpu = num_gpus(self.config.device) > 0
+        self.device = torch.device("cuda", self.place.local_rank) if on_gpu else torch.device("cpu")
 
     def receive(self, modules: Iterable[nn.Module], kept: Sequence[nn.Module] = ()) -> None:
         """Give the tensors of modules the values that they have on the first worker. All workers
@@ -105,8 +106,7 @@ class Split(TorchStrategy):
         """
         for parameter in model.parameters():
             parameter.data = parameter.data.contiguous()  # torch refuses to split channels_last
-        ranks = torch.arange(self.num_workers).view(self.num_replicas, self.num_parts)
-        return DeviceMesh(self.device.type, ranks, mesh_dim_names=("replica", "part"))
+        return DeviceMesh(self.device.type, self.ranks, mesh_dim_names=("replica", "part"))
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer
@@ -215,8 +215,8 @@ class Parts(Vector):
         self.num_parameters = sum(tensor.numel() for tensor in self.tensors)
         stops = accumulate((part.numel() for part in self.held), initial=0)
         self.slices = tuple(
-            replace(part, start=start, stop=stop, shape=tuple(own.shape))
-            for part, own, (start, stop) in zip(slices, self.held, pairwise(stops), strict=True)
+            replace(part, start=start, stop=stop, shape=tuple(held.shape))
+            for part, held, (start, stop) in zip(slices, self.held, pairwise(stops), strict=True)
         )
         self.gradients = self.held[0].new_zeros(self.slices[-1].stop)
         for part, tensor in zip(self.slices, self.tensors, strict=True):

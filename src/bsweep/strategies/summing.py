@@ -13,11 +13,7 @@ from torch.optim import Optimizer
 
 from bsweep import compression
 from bsweep.compression.base import Codec, Setting
-from bsweep.config.groups import StrategyConfig
-from bsweep.config.run import RunConfig
-from bsweep.core.ranks import Place
 from bsweep.numerics.vector import Flat
-from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import Strategy
 
 
@@ -31,22 +27,16 @@ class Summing(Strategy):
     _vector: Flat
     _optimizer: Optimizer
 
-    def __init__(
-        self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self._config = config
-
     def build_codec(self) -> None:
         """Build the run's codec, when vector, optimizer, rank and number of workers are known."""
         setting = Setting(
             vector=self._vector,
             optimizer=self._optimizer,
-            seed=self._config.seed,
+            seed=self.config.seed,
             rank=self.rank,
             num_workers=self.num_workers,
         )
-        self._codec = compression.build(self._config.compression, setting)
+        self._codec = compression.build(self.config.compression, setting)
 
     @property
     def has_codec(self) -> bool:

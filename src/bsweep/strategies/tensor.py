@@ -17,13 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 
-from bsweep.config.run import RunConfig
 from bsweep.config.splitting import TensorConfig
-from bsweep.core.ranks import Place
 from bsweep.models import plans
 from bsweep.numerics.vector import layout, part_of
 from bsweep.runlog.errors import worker_lost
-from bsweep.runlog.files import RunPaths
 from bsweep.strategies.ddp import InEachPass, exchange_lost
 from bsweep.strategies.groups import Wire, native
 from bsweep.strategies.sent_bytes import SentBytes
@@ -31,25 +28,20 @@ from bsweep.strategies.splitting import Parts, Split
 
 
 class TensorParallel(Split, InEachPass):
-    def __init__(
-        self, config: RunConfig, strategy: TensorConfig, place: Place, paths: RunPaths
-    ) -> None:
-        super().__init__(config, strategy, place, paths)
-        self._config, self._card = strategy, config.model
-        self.replica, part = divmod(place.rank, self.num_parts)
-        self.reports_sums = part == 0
-        # What passes send, by the shape of their inputs, and what the optimizer sends for norms.
-        self._sent: dict[torch.Size | None, SentBytes] = {}
-        self._for_losses = ExitStack()
+    card: TensorConfig
 
     def vector(self, model: nn.Module) -> Parts:
+        self.reports_sums = self.part == 0
+        # What passes send, by the shape of their inputs, and what the optimizer sends for norms.
+        self._sent: dict[torch.Size | None, SentBytes] = {}
         slices, mesh = layout(model), self.mesh(model)
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         group = mesh.get_group("replica")
         self._between = Wire(group, self.replica, self.num_replicas, self.count)
-        plans.apply(plans.of(self._card, model), model, mesh["part"], self.receive)
+        plans.apply(plans.of(self.config.model, model), model, mesh["part"], self.receive)
         self.receive(model.modules())
         # Cross-entropy of logits of which each worker has some, and its backward pass.
+        self._for_losses = ExitStack()
         self._for_losses.enter_context(loss_parallel())
         model.register_forward_pre_hook(self._count_pass)
         # The optimizer sees DTensors alone. Those of undivided layers share the memory of the
@@ -89,7 +81,7 @@ class TensorParallel(Split, InEachPass):
     def _sum_between_replicas(self, gradients: Tensor) -> None:
         if self.num_replicas == 1:
             return
-        is_rounded = self._config.reduce == "bf16"
+        is_rounded = self.card.reduce == "bf16"
         summed = gradients.bfloat16() if is_rounded else gradients
         with worker_lost():
             native(summed, self._between)
