@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,10 @@ from bsweep.config.strategies import DiLoCoConfig
 from bsweep.data.plan import Share
 from bsweep.numerics.vector import Anchor, Flat
 from bsweep.runlog.records import Round, Traffic
-from bsweep.strategies import clocks
-from bsweep.strategies.base import ExchangeLog, Rounds
+from bsweep.strategies.base import Rounds
 from bsweep.strategies.summing import Summing
+
+_NUM_GATHERS = 8  # by which the workers' clocks are compared
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Arrivals:
 
 
 @dataclass
-class OfEpoch:
+class EpochSeconds:
     """The seconds that workers have spent so far in an epoch on waiting, on exchanges and on the
     codec.
 
@@ -79,7 +80,7 @@ class DiLoCo(Rounds):
         self._exchange: Summing = resolve(inner.builds)(self.config, inner, self.place, self.paths)
         # of the workers' clocks
         self._offsets = torch.zeros(self.num_workers, dtype=torch.float64)
-        self._of_epoch = OfEpoch(torch.zeros(self.num_workers, dtype=torch.float64))
+        self._epoch_seconds = EpochSeconds(torch.zeros(self.num_workers, dtype=torch.float64))
         self._normalizes = self.card.weighting == "fednova" and not self.card.weights
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -100,7 +101,7 @@ class DiLoCo(Rounds):
 
     def begin_epoch(self, epoch: int) -> None:
         self._exchange.begin_epoch(epoch)
-        self._offsets = clocks.offsets(self.gather)
+        self._offsets = clock_offsets(self.gather)
 
     def loss_divisor(self, num_own: int, num_all: int) -> float:
         return max(1, num_own)  # each worker's own mean
@@ -134,16 +135,10 @@ class DiLoCo(Rounds):
         return self._exchange.gather(values)
 
     def traffic(self) -> Traffic:
-        meter, self._exchange.meter = self._exchange.meter, ExchangeLog()
-        counts = torch.tensor(
-            [meter.sent_bytes, meter.received_bytes, meter.exchange_steps], dtype=torch.float64
-        )
-        sent, received, exchange_steps = self.gather(counts).T
-        seconds, self._of_epoch = self._of_epoch, OfEpoch(torch.zeros_like(self._of_epoch.waits))
-        return Traffic(
-            sent_bytes=int(sent.mean()),
-            received_bytes=int(received.mean()),
-            exchange_steps=int(exchange_steps.max()),
+        seconds, waits = self._epoch_seconds, torch.zeros_like(self._epoch_seconds.waits)
+        self._epoch_seconds = EpochSeconds(waits)
+        return dataclasses.replace(
+            self._exchange.traffic(),
             exchange_seconds=seconds.exchange,
             exposed_exchange_seconds=seconds.exchange,
             codec_seconds=seconds.codec if self._exchange.has_codec else None,
@@ -157,17 +152,16 @@ class DiLoCo(Rounds):
             "round": self._round,
             "train_seconds": self._train_seconds,
             "last_end": self._last_end,
-            "of_epoch": dataclasses.asdict(self._of_epoch),
+            "of_epoch": dataclasses.asdict(self._epoch_seconds),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._anchor.parameters.copy_(state["anchor"])
         self._vector.parameters.copy_(state["anchor"])
         self._outer_optimizer.load_state_dict(state["outer_optimizer"])
-        self._round, self._train_seconds, self._last_end = (
-            state[key] for key in ("round", "train_seconds", "last_end")
-        )
-        self._of_epoch = OfEpoch(**state["of_epoch"])
+        self._round, self._train_seconds = state["round"], state["train_seconds"]
+        self._last_end = state["last_end"]
+        self._epoch_seconds = EpochSeconds(**state["of_epoch"])
         self._look_at_the_clock()  # the run may have stopped after its last round
 
     def own_state(self) -> dict[str, Any]:
@@ -202,24 +196,13 @@ class DiLoCo(Rounds):
         torch.sub(
             self._anchor.parameters, self._vector.parameters, out=self._anchor.gradients
         ).mul_(weight)
-        spent = self._timed_exchange()
-        every = self.gather(torch.tensor([time.monotonic(), *spent], dtype=torch.float64))
-        return every[:, 0] - self._offsets, every[:, 1:]
-
-    def _timed_exchange(self) -> list[float]:
-        """Sum the outer gradient over workers, and return the seconds that the exchange and the
-        codec took.
-
-        All workers begin the exchange together.
-
-        Returns:
-            The seconds of data transfer, and the seconds in which the codec computed.
-        """
         meter = self._exchange.meter
         before = sum(meter.seconds), meter.codec_seconds or 0.0
-        self._exchange.exchange()
+        self._exchange.exchange()  # which all workers begin together
         meter.read_clocks()  # this waits until the GPU has the sum
-        return [sum(meter.seconds) - before[0], (meter.codec_seconds or 0.0) - before[1]]
+        spent = sum(meter.seconds) - before[0], (meter.codec_seconds or 0.0) - before[1]
+        every = self.gather(torch.tensor([time.monotonic(), *spent], dtype=torch.float64))
+        return every[:, 0] - self._offsets, every[:, 1:]
 
     def _weight(self, num_examples: Tensor, num_steps: Tensor) -> float:
         """Return the factor of this worker's parameter change in the weighted sum over the workers.
@@ -289,10 +272,9 @@ class DiLoCo(Rounds):
         start, end = float(began.min()) - self._origin, float(released.max()) - self._origin
         self._train_seconds += end - max(start, self._last_end)  # clocks are not exact
         self._last_end = end
-        of_epoch = self._of_epoch
-        of_epoch.waits += idle
-        of_epoch.exchange += float(travel.min())
-        of_epoch.codec += float(codec.mean())
+        self._epoch_seconds.waits += idle
+        self._epoch_seconds.exchange += float(travel.min())
+        self._epoch_seconds.codec += float(codec.mean())
         loss, _, num_labels = arrivals.sums.sum(dim=0).tolist()
         self.records.append(
             Round(
@@ -318,3 +300,27 @@ class DiLoCo(Rounds):
         self.is_finished = self._round == self.card.max_rounds or (
             limit is not None and self._train_seconds >= limit
         )
+
+
+def clock_offsets(gather: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return an estimate of the seconds by which each worker's clock is ahead of the first worker's
+    clock, float64 (workers,).
+
+    All workers call it together.
+
+    Nobody leaves a gather before all have entered it. That bounds worker i's offset on both sides.
+    It is at most worker i's time of leaving less the first worker's time of entering. It is at
+    least worker i's time of entering less the first worker's time of leaving. NTP (RFC 5905) has
+    such bounds from two messages. The tightest bounds of several gathers count.
+
+    The estimate is the middle of these bounds. Its error is at most the mean of the times that
+    worker i and the first worker took for one gather, whichever gather this is.
+    """
+    stamps = torch.zeros(2, _NUM_GATHERS, dtype=torch.float64)
+    for number in range(_NUM_GATHERS):
+        stamps[0, number] = time.monotonic()
+        gather(torch.zeros(1, dtype=torch.float64))
+        stamps[1, number] = time.monotonic()
+    enter, leave = gather(stamps.flatten()).view(-1, 2, _NUM_GATHERS).unbind(dim=1)
+    lowest, highest = (enter - leave[0]).amax(dim=1), (leave - enter[0]).amin(dim=1)
+    return torch.stack([lowest, highest]).mean(dim=0)  # the first worker's offset is 0
