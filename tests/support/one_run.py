@@ -198,7 +198,7 @@ def _count_early_sends() -> list[int]:
     plain_step = Horovod.step
 
     def spying_step(self: Horovod) -> None:
-        counts.append(sum(bucket.handle is not None for bucket in self._buckets))
+        counts.append(sum(bucket.sum is not None for bucket in self._buckets))
         plain_step(self)
 
     Horovod.step = spying_step  # type: ignore[method-assign, assignment]

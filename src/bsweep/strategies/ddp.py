@@ -26,18 +26,6 @@ from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import ExchangeLog, InBackward
 from bsweep.strategies.groups import TorchStrategy
 
-# The attributes of PowerSGD's state that change from step to step, beside its random numbers (torch
-# 2.13).
-_OF_POWERSGD = (
-    "error_dict",
-    "p_memory_dict",
-    "q_memory_dict",
-    "iter",
-    "total_numel_before_compression",
-    "total_numel_after_compression",
-    "next_stats_report",
-)
-
 
 class DDP(TorchStrategy, InBackward):
     card: DDPConfig
@@ -85,7 +73,11 @@ class DDP(TorchStrategy, InBackward):
         _, numbers, *rest = hook.rng.get_state(legacy=True)
         return {
             **super().own_state(),
-            "powersgd": {name: getattr(hook, name) for name in _OF_POWERSGD},
+            "powersgd": {
+                name: getattr(hook, name)
+                for name in hook.__slots__
+                if name not in ("process_group", "rng")
+            },
             "powersgd_random": [np.asarray(numbers).tolist(), *rest],
         }
 
@@ -105,9 +97,7 @@ class DDP(TorchStrategy, InBackward):
             case "bf16":
                 return self.workers, default_hooks.bf16_compress_hook
             case "powersgd":
-                return self, lambda strategy, bucket: powerSGD_hook.powerSGD_hook(
-                    strategy._powersgd, bucket
-                )
+                return self._powersgd, powerSGD_hook.powerSGD_hook
         if self.see_part:
             # torch inspects the annotations of a hook, which a lambda does not have.
             return self, lambda strategy, bucket: _mean_of_seen(strategy, bucket)
@@ -139,7 +129,10 @@ def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:
 
 
 class InEachPass(InBackward):
-    """A strategy whose workers exchange in each pass, because no worker can compute one alone."""
+    """A strategy whose workers exchange in each pass, because no worker can compute one alone.
+
+    The duration of these exchanges, and how long workers wait for one another, is not measured.
+    """
 
     collective_forward = True
 
@@ -148,6 +141,10 @@ class InEachPass(InBackward):
 
     def evaluating(self) -> AbstractContextManager[None]:
         return exchange_lost()
+
+    def traffic(self) -> Traffic:
+        meter, self.meter = self.meter, ExchangeLog()
+        return Traffic(sent_bytes=meter.sent_bytes, received_bytes=meter.received_bytes)
 
 
 @contextmanager

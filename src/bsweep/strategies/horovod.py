@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,10 +45,8 @@ class Horovod(Summing, InBackward):
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer
-        self._buckets = [
-            _Bucket(index, start, stop)
-            for index, (start, stop) in enumerate(vector.parts(self.card.buckets))
-        ]
+        parts = vector.parts(self.card.buckets)
+        self._buckets = [_Bucket(index, start, stop) for index, (start, stop) in enumerate(parts)]
         self._hooks = []
         self.build_codec()
         if self.num_workers == 1:
@@ -81,27 +80,22 @@ class Horovod(Summing, InBackward):
             self._receive(bucket)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        handle, wire = self._start(tensor, f"codec.{tensor.numel()}.{tensor.dtype}")
-        self._finish(handle, wire, tensor)
+        self._finish(*self._start(tensor, f"codec.{tensor.numel()}.{tensor.dtype}"), tensor)
 
     def all_gather(self, payload: Tensor) -> list[Tensor]:
         wire = self._host.copy(payload, "gather") if self._through_host else payload
-        with self._worker_lost():
-            every: Tensor = self._hvd.allgather(
-                wire.unsqueeze(0), name=f"gather.{payload.numel()}.{payload.dtype}"
-            )
         others = self.num_workers - 1
         self.count(others * payload.nbytes, others * payload.nbytes, others)
-        return list(every.to(payload.device))
+        return list(self._gathered(wire).to(payload.device))
 
     def gather(self, values: Tensor) -> Tensor:
-        if self.num_workers == 1:
-            return values.unsqueeze(0)
+        return values.unsqueeze(0) if self.num_workers == 1 else self._gathered(values)
+
+    def _gathered(self, tensor: Tensor) -> Tensor:
+        name = f"gather.{tensor.numel()}.{tensor.dtype}"
         with self._worker_lost():
-            every: Tensor = self._hvd.allgather(
-                values.unsqueeze(0), name=f"gather.{values.numel()}.{values.dtype}"
-            )
-        return every
+            rows: Tensor = self._hvd.allgather(tensor.unsqueeze(0), name=name)
+        return rows
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -118,17 +112,16 @@ class Horovod(Summing, InBackward):
         return hook
 
     def _send(self, bucket: _Bucket) -> None:
-        if bucket.handle is None:
+        if bucket.sum is None:
             part = self._vector.gradients[bucket.start : bucket.stop]
             if self.see_part:
                 self.see_part(part)
-            bucket.handle, bucket.wire = self._start(part, f"gradient.{bucket.index}")
+            bucket.sum = self._start(part, f"gradient.{bucket.index}")
 
     def _receive(self, bucket: _Bucket) -> None:
-        assert bucket.handle is not None
-        self._finish(bucket.handle, bucket.wire, self._vector.gradients[bucket.start : bucket.stop])
-        bucket.handle = None
-        bucket.num_missing = 0
+        assert bucket.sum is not None
+        self._finish(*bucket.sum, self._vector.gradients[bucket.start : bucket.stop])
+        bucket.sum, bucket.num_missing = None, 0
 
     def _start(self, part: Tensor, name: str) -> tuple[int, Tensor]:
         """Start Horovod's sum (or Adasum) of the tensor `part` over workers.
@@ -201,15 +194,16 @@ class HostCopies:
         return copied
 
 
+@dataclass
 class _Bucket:
     """A part of the flat gradient vector that one operation of Horovod sums.
 
     One of several buckets travels as soon as all gradients in it are computed.
     """
 
-    def __init__(self, index: int, start: int, stop: int) -> None:
-        self.index, self.start, self.stop = index, start, stop
-        self.num_tensors = 0
-        self.num_missing = 0
-        self.wire = torch.empty(0)
-        self.handle: int | None = None
+    index: int
+    start: int
+    stop: int
+    num_tensors: int = 0
+    num_missing: int = 0
+    sum: tuple[int, Tensor] | None = None  # the operation's handle and the tensor with its result
