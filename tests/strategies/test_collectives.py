@@ -50,7 +50,7 @@ def main(out: Path, kind: str) -> None:
         for name, algorithm in ALGORITHMS.items() if rank < p else ():
             for size in SIZES:
                 counts: list[tuple[int, int, int]] = []  # of bytes sent and received, and of steps
-                wire = Wire(group, rank, p, lambda *count, counts=counts: counts.append(count))
+                wire = Wire(group, lambda *count, counts=counts: counts.append(count))
                 values = vector(rank, size).to(device)
                 algorithm(values, wire)
                 sent, _, steps = zip((0, 0, 0), *counts, strict=True)

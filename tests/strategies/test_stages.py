@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from bsweep.config.splitting import PipelineConfig
+from bsweep.numerics import timing
 from bsweep.numerics.activations import Activations
-from bsweep.strategies import stages
 from bsweep.strategies.stages import Times, balanced
 
 
@@ -34,12 +34,13 @@ def test_a_message_counts_for_the_end_of_a_wait(monkeypatch: pytest.MonkeyPatch)
     for another, computes 1 s, and ends 4 s later.
     """
     clock = iter([0.0, 0.0, 2.0, 7.0, 10.0, 10.5, 11.5, 15.5])
-    monkeypatch.setattr(stages, "mark", lambda device: next(clock))
+    monkeypatch.setattr(timing, "mark", lambda device: next(clock))
     times = Times(torch.device("cpu"))
     with times.step():
         for message_seconds in (0.0, 1.0, 1.0):
             with times.computing(message_seconds):
                 pass
+    times.read()
     assert (times.busy, times.exchange, times.idle) == (6.0, 1.5, 8.0)
 
 

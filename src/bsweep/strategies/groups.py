@@ -35,17 +35,16 @@ Count = Callable[[int, int, int], None]
 class Wire:
     """A worker's connection to the workers of a group."""
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, num_workers: int, count: Count) -> None:
-        """Connect a worker.
+    def __init__(self, group: dist.ProcessGroup, count: Count) -> None:
+        """Connect this worker.
 
         Args:
             group: The process group of the workers.
-            rank: The rank of this worker in it.
-            num_workers: The number of its workers.
             count: Called with the bytes that this worker sends and receives, and the number of
                 exchange steps.
         """
-        self.group, self.rank, self.num_workers, self.count = group, rank, num_workers, count
+        self.group, self.count = group, count
+        self.rank, self.num_workers = group.rank(), group.size()
         self._inbox = torch.empty(0)
 
     def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
@@ -149,7 +148,7 @@ class TorchStrategy(Strategy):
 
     def connect(self) -> None:
         self.workers = join(self.config, self.place)
-        self._wire = Wire(self.workers, self.rank, self.num_workers, self.count)
+        self._wire = Wire(self.workers, self.count)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer

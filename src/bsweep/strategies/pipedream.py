@@ -199,7 +199,7 @@ class PipeDream(Pipeline, Rounds):
         self._versions.drop_before(min([coming, *(each.version for each in self._flow)]))
         if self._delay > self._lag:  # a later batch goes forward with these weights
             self._versions.keep(self._versions.newest)
-        self._sum_gradients(self._vector.gradients)
+        self.sum_between_replicas(self._vector.gradients)
         with optim.rates_set(self._optimizer, batch.rates):
             self._optimizer.step()
         self._versions.add()

@@ -10,8 +10,10 @@ workers that hold the same stages sum their gradients at the end of a step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,32 +27,17 @@ from bsweep import models
 from bsweep.config.splitting import PipelineConfig, StagedConfig
 from bsweep.numerics import optim
 from bsweep.numerics.activations import Activations
-from bsweep.numerics.timing import mark, seconds_between
+from bsweep.numerics.timing import seconds_of
 from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.reading import starts
 from bsweep.runlog.records import StageLoad, Traffic
-from bsweep.strategies.base import Context, ExchangeLog, Sample, Staged
+from bsweep.strategies.base import Context, Sample, Staged
 from bsweep.strategies.ddp import exchange_lost
-from bsweep.strategies.groups import Wire, native
+from bsweep.strategies.groups import Wire
 from bsweep.strategies.splitting import Split
-from bsweep.strategies.stages import (
-    Measured,
-    StageModule,
-    TimedStage,
-    Times,
-    balanced,
-    measured,
-)
+from bsweep.strategies.stages import StageModule, TimedStage, Times, balanced, measured
 
-_SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved_1f1b": "Interleaved1F1B",
-    "interleaved_zero_bubble": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
 _MOST_SCHEDULES = 3  # that are kept, each with buffers for micro-batches of one size
 _ROUND_TRIPS = 5  # of a message, by which its seconds are measured
 
@@ -62,35 +49,34 @@ class Pipeline(Split, Staged):
         super().connect()
         self.num_microbatches = self.card.num_microbatches
         self._chain = self.divided(self.ranks.tolist())
-        self._alike = self.divided(self.ranks.T.tolist())
+        self._alike = Wire(self.divided(self.ranks.T.tolist()), self.count)
         num_stages = self.card.num_stages(self.num_workers)
         self._owners = [self.card.part_of(s, self.num_workers) for s in range(num_stages)]
         self._held = [s for s, part in enumerate(self._owners) if part == self.part]
         self.reports_sums = self._owners[-1] == self.part
-        self._alike_wire = Wire(self._alike, self.replica, self.num_replicas, self.count)
-        # Of what each stage sends to the next, for micro-batches of the configured size.
+        # Of what each stage sends to the next, for `_num_measured` examples.
         self._message_seconds = [0.0] * num_stages
 
     def cut(self, model: nn.Module, sample: Sample, autocast: Context) -> None:
         pieces = models.pieces(self.config.model, model)
-        size = max(self.config.local_batches) // self.num_microbatches
         self._num_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        found: dict[str, Any] = {}
+        shared: list[Any] = [None] * 3
         if self.rank == 0:
             with autocast():  # which may round inputs
-                inputs = sample(size)
-            of_pieces = measured(pieces, model, inputs, autocast)
-            found = {**vars(of_pieces), "cuts": self._cuts(of_pieces.seconds)}
-        found = self.gather_json(found)[0]
-        cuts = [0, *found.pop("cuts"), len(pieces)]
-        self._measured, self._size = Measured(**found), size
-        spans = [range(*pair) for pair in pairwise(cuts)]
+                inputs = sample(max(self.config.local_batches) // self.num_microbatches)
+            seconds, outputs = measured(pieces, model, inputs, autocast)
+            shared = [len(inputs), self._cuts(seconds), outputs]
+        with worker_lost():
+            dist.broadcast_object_list(shared, src=0, group=self.workers)
+        self._num_measured, cuts, outputs = shared
+        spans = [range(*pair) for pair in pairwise([0, *cuts, len(pieces)])]
         self.stages = tuple(tuple(pieces[i][0] for i in span) for span in spans)
-        self.division = f"{cuts[1:-1]} on {self._owners}"
-        self._last_pieces = [span[-1] for span in spans]
-        last = len(spans) - 1
+        self.division = f"{cuts} on {self._owners}"
+        self._outputs = [outputs[span[-1]] for span in spans]
         self._modules = {
-            stage: StageModule([pieces[i][1] for i in spans[stage]], autocast, stage == last)
+            stage: StageModule(
+                [pieces[i][1] for i in spans[stage]], autocast, stage == len(spans) - 1
+            )
             for stage in self._held
         }
         wholes = (model, *(piece for _, piece in pieces))
@@ -117,7 +103,7 @@ class Pipeline(Split, Staged):
         super().prepare(vector, optimizer)
         self._times = Times(self.device)
         self._activations = Activations(vector.parameters)
-        self._schedules: dict[int, tuple[Any, list[TimedStage]]] = {}
+        self._schedules: dict[int, Any] = {}  # by the size of a micro-batch
 
     def run_passes(
         self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
@@ -128,19 +114,18 @@ class Pipeline(Split, Staged):
             self._schedules[size] = self._schedule(size)
             if len(self._schedules) > _MOST_SCHEDULES:
                 del self._schedules[next(iter(self._schedules))]
-        schedule, _ = self._schedules[size]
         self._loss = loss
         first = (inputs,) if self._owners[0] == self.part else ()
         more = {"target": targets} if self.reports_sums else {}
         counted = self._activations.counted() if is_new else nullcontext()
         with exchange_lost(), self._times.step(), counted:
-            schedule.step(*first, return_outputs=False, **more)
+            self._schedules[size].step(*first, return_outputs=False, **more)
         for stage in self._borders():  # which outputs pass forward, and their gradients backward
             num_bytes = self.num_microbatches * self._like(stage, size, "meta").nbytes
             self.count(num_bytes, num_bytes)
 
-    def _schedule(self, size: int) -> tuple[Any, list[TimedStage]]:
-        """Return torch's schedule for micro-batches of `size` examples, and its stages."""
+    def _schedule(self, size: int) -> Any:
+        """Return torch's schedule for micro-batches of `size` examples."""
         num_stages = len(self._owners)
         stages = []
         for index in self._held:
@@ -153,18 +138,24 @@ class Pipeline(Split, Staged):
                 index,
                 num_stages,
                 self.device,
-                self._times,
                 input_args=coming.requires_grad_(),
                 output_args=going.requires_grad_(),
                 group=self._chain,
             )
-            stage.expect(*self._seconds_of_messages(index, size))
+            stage.times = self._times
+            stage.message_seconds = functools.partial(self._seconds_of_messages, index, size)
             stages.append(stage)
         assert isinstance(self.card, PipelineConfig)
-        kind = get_schedule_class(_SCHEDULES[self.card.schedule])
-        of_all = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
+        name = self.card.schedule.replace("_", "")  # torch does not mind small letters
+        kind = get_schedule_class("ZBVZeroBubble" if name == "zbv" else name)
+        takes_all = issubclass(kind, PipelineScheduleMulti)
         # The loop's loss is a part of a sum over all examples of the step, not a mean.
-        return kind(of_all, self.num_microbatches, self._timed_loss, scale_grads=False), stages
+        return kind(
+            stages if takes_all else stages[0],
+            self.num_microbatches,
+            self._timed_loss,
+            scale_grads=False,
+        )
 
     def _timed_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         with self._times.computing():
@@ -172,7 +163,9 @@ class Pipeline(Split, Staged):
 
     def _like(self, stage: int, num_examples: int, device: torch.device | str) -> Tensor:
         """Return an empty tensor like that which a stage returns for some examples."""
-        return self._measured.like(self._last_pieces[stage], num_examples, device)
+        like = self._outputs[stage]
+        size = len(like) * num_examples // self._num_measured
+        return torch.empty(size, *like.shape[1:], dtype=like.dtype, device=device)
 
     def _borders(self) -> Iterator[int]:
         """Yield each stage that sends its outputs from or to this worker."""
@@ -193,18 +186,9 @@ class Pipeline(Split, Staged):
         return x if self.reports_sums else None
 
     def step(self) -> None:
-        self._sum_gradients(self._vector.gradients)
+        self.sum_between_replicas(self._vector.gradients)
         with self._clipping():
             self._optimizer.step()
-
-    def _sum_gradients(self, gradients: Tensor) -> None:
-        """Sum gradients over the workers of all replicas that hold the same stages."""
-        if self.num_replicas == 1:
-            return
-        with worker_lost(), self.meter.exchange(gradients):
-            sent = gradients.bfloat16() if self.card.reduce == "bf16" else gradients
-            native(sent, self._alike_wire)
-            gradients.copy_(sent)
 
     @contextmanager
     def _clipping(self) -> Iterator[None]:
@@ -215,87 +199,77 @@ class Pipeline(Split, Staged):
         if most is None or len(self._held) == len(self._owners):
             yield
             return
-        own = self._vector.gradients.double().square().sum()
-        whole = own.clone()
+        square = self._vector.gradients.double().square().sum()
+        whole = square.clone()
         with worker_lost():
             dist.all_reduce(whole, group=self._chain)
-        with optim.most_norm_set(self._optimizer, float(most * (own / whole).sqrt())):
+        with optim.most_norm_set(self._optimizer, float(most * (square / whole).sqrt())):
             yield
 
     def rehearse(self) -> None:
-        self._sum_gradients(torch.zeros_like(self._vector.gradients))
-        with self._clipping():
-            self._optimizer.step()
+        Pipeline.step(self)
         with worker_lost():
             for stage in self._borders():
                 self._message_seconds[stage] = self._seconds_of_message(stage)
-        for size, (_, stages) in self._schedules.items():
-            for timed in stages:
-                timed.expect(*self._seconds_of_messages(timed.stage_index, size))
 
     def _seconds_of_messages(self, stage: int, size: int) -> tuple[float, float]:
         """Return how long a message to a stage from the one before takes, and one from the stage
         behind it. Seconds are 0 where both stages are on this worker.
         """
-        ratio = size / self._size
+        ratio = size / self._num_measured
         return self._message_seconds[stage - 1] * ratio, self._message_seconds[stage] * ratio
 
     def _seconds_of_message(self, stage: int) -> float:
         """Return how long a message between a stage and the next takes if both workers are
         ready.
         """
-        message = self._like(stage, self._size, self.device).zero_()
+        message = self._like(stage, self._num_measured, self.device).zero_()
         is_first = self._owners[stage] == self.part
-        other = self._owners[stage + 1] if is_first else self._owners[stage]
-        seconds = []
-        for _ in range(_ROUND_TRIPS):
-            begin = mark(self.device)
-            if is_first:
-                dist.send(message, group=self._chain, group_dst=other)
-            dist.recv(message, group=self._chain, group_src=other)
-            if not is_first:
-                dist.send(message, group=self._chain, group_dst=other)
-            seconds.append(seconds_between(begin, mark(self.device)) / 2)
-        return min(seconds)
+        other = self._owners[stage + is_first]
+        send = functools.partial(dist.send, message, group=self._chain, group_dst=other)
+        receive = functools.partial(dist.recv, message, group=self._chain, group_src=other)
+        turns = (send, receive) if is_first else (receive, send)
+        round_trips = [
+            seconds_of(lambda: [turn() for turn in turns], self.device) for _ in range(_ROUND_TRIPS)
+        ]
+        return min(round_trips) / 2
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        own = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-        every: list[dict[str, Tensor]] = [{}] * dist.get_world_size(self._chain)
+        held = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+        every: list[dict[str, Tensor]] = [{}] * self.num_parts
         with worker_lost():
-            dist.all_gather_object(every, own, group=self._chain)
-        return {name: tensor for of_worker in every for name, tensor in of_worker.items()}
+            dist.all_gather_object(every, held, group=self._chain)
+        return {name: tensor for named in every for name, tensor in named.items()}
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the element-wise mean over the workers that hold the same stages."""
         with worker_lost():
-            dist.all_reduce(values, group=self._alike)
+            dist.all_reduce(values, group=self._alike.group)
         return values / self.num_replicas
 
     def traffic(self) -> Traffic:
-        meter, self.meter = self.meter, ExchangeLog()
-        meter.read_clocks()
         times, peak = self._times, self._activations.peak_bytes
         times.read()
-        own = [meter.sent_bytes, meter.received_bytes, times.busy, times.idle, times.exchange, peak]
+        numbers = [times.busy, times.idle, times.exchange, peak]
         times.forget()
-        every = self.gather(torch.tensor([*own, *meter.seconds], dtype=torch.float64))
-        sent, received, *of_passes = every[:, : len(own)].T
-        all_busy, all_idle, all_exchange, _ = of_passes
-        # By replica, part and exchange. The last of the replicas to arrive waits for none.
-        sums = every[:, len(own) :].unflatten(0, (self.num_replicas, -1))
-        summing = sums.min(dim=0, keepdim=True).values.expand_as(sums).sum(dim=2).flatten()
-        seconds = float((all_busy + all_idle + all_exchange).sum())
-        waits = all_idle + sums.sum(dim=2).flatten() - summing
-        return Traffic(
-            sent_bytes=int(sent.mean()),
-            received_bytes=int(received.mean()),
-            exposed_exchange_seconds=float((all_exchange + summing).mean()),
-            worker_wait_seconds=tuple(waits.tolist()),
+        loads = self.gather(torch.tensor(numbers, dtype=torch.float64))
+        busy, idle, exchange, _ = loads.T
+        seconds = float((busy + idle + exchange).sum())
+        sums = super().traffic()  # between replicas
+        assert sums.exposed_exchange_seconds is not None
+        return replace(
+            sums,
+            exchange_steps=None,
+            exchange_seconds=None,
+            exposed_exchange_seconds=float(exchange.mean()) + sums.exposed_exchange_seconds,
+            worker_wait_seconds=tuple(
+                (idle + torch.tensor(sums.worker_wait_seconds, dtype=torch.float64)).tolist()
+            ),
             stage_loads=tuple(
                 StageLoad(busy, idle, exchange, int(num_bytes))
-                for busy, idle, exchange, num_bytes in torch.stack(of_passes, dim=1).tolist()
+                for busy, idle, exchange, num_bytes in loads.tolist()
             ),
-            bubble=float(all_idle.sum()) / seconds if seconds else None,
+            bubble=float(idle.sum()) / seconds if seconds else None,
             textbook_bubble=self.card.textbook_bubble(self.num_workers),
         )
 

@@ -36,22 +36,17 @@ from bsweep.core.gpus import num_gpus
 from bsweep.numerics.vector import Flat, Slice, Vector, part_of
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import worker_lost
-from bsweep.runlog.records import Traffic
-from bsweep.strategies.base import ExchangeLog
-from bsweep.strategies.groups import TorchStrategy
+from bsweep.strategies.groups import TorchStrategy, Wire, native
 
 
 class Split(TorchStrategy):
     """A strategy whose workers form `num_replicas` groups of `num_parts` neighbouring ranks, each
     with one model.
-
-    The exchange overlaps with the passes. So its duration, and how long workers wait for one
-    another, is not measured by default.
     """
 
     receives_model = True
-
     card: SplitConfig
+    _alike: Wire  # between the workers of all replicas that hold the same part
 
     def connect(self) -> None:
         super().connect()
@@ -61,8 +56,10 @@ class Split(TorchStrategy):
         """The index of this worker among those of its replica."""
         self.ranks = torch.arange(self.num_workers).view(self.num_replicas, self.num_parts)
         """The ranks of all workers, by replica and part."""
-        on_gpu = num_gpus(self.config.device) > 0
-        self.device = torch.device("cuda", self.place.local_rank) if on_gpu else torch.device("cpu")
+        has_gpu = num_gpus(self.config.device) > 0
+        self.device = (
+            torch.device("cuda", self.place.local_rank) if has_gpu else torch.device("cpu")
+        )
 
     def receive(self, modules: Iterable[nn.Module], kept: Sequence[nn.Module] = ()) -> None:
         """Give the tensors of modules the values that they have on the first worker. All workers
@@ -118,14 +115,20 @@ class Split(TorchStrategy):
     def step(self) -> None:
         self._optimizer.step()
 
+    def sum_between_replicas(self, gradients: Tensor) -> None:
+        """Sum gradients over the workers of all replicas that hold the same part."""
+        if self.num_replicas == 1:
+            return
+        ranks = self.ranks[:, self.part].tolist()
+        with worker_lost(), self.meter.exchange(gradients, ranks):
+            summed = gradients.bfloat16() if self.card.reduce == "bf16" else gradients
+            native(summed, self._alike)
+            gradients.copy_(summed)  # does nothing if it was not rounded
+
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
         with worker_lost():
             return cast("dict[str, Tensor]", get_model_state_dict(model, options=whole))
-
-    def traffic(self) -> Traffic:
-        meter, self.meter = self.meter, ExchangeLog()
-        return Traffic(sent_bytes=meter.sent_bytes, received_bytes=meter.received_bytes)
 
     def save_elsewhere(self, checkpoint: Checkpoint) -> dict[str, str]:
         folder = checkpoint.folder

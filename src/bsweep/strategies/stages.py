@@ -5,10 +5,10 @@ its passes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage
 from bsweep import models
 from bsweep.core.torch_private import private
 from bsweep.numerics.restoring import restoring
-from bsweep.numerics.timing import Mark, mark, seconds_between
+from bsweep.numerics.timing import Timeline
 from bsweep.strategies.base import Context
 
 Pieces = Sequence[tuple[str, nn.Module]]
@@ -26,36 +26,9 @@ Pieces = Sequence[tuple[str, nn.Module]]
 _ROUNDS = 3  # of passes, by which the pieces are timed
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One worker's measurements of the pieces of a model.
-
-    `seconds` are those of a forward and a backward pass of each piece. `shapes` and `types` are
-    those of the tensors that the pieces return, and `num_examples` the examples behind them.
-    """
-
-    num_examples: int
-    seconds: list[float]
-    shapes: list[list[int]]
-    types: list[str]
-
-    def like(self, piece: int, num_examples: int, device: torch.device | str) -> Tensor:
-        """Return an empty tensor like that which a piece returns.
-
-        Args:
-            piece: The index of the piece.
-            num_examples: The number of examples.
-            device: The device of the tensor.
-
-        Returns:
-            The tensor. Its first dimension, that of the examples, fits their number.
-        """
-        first, *rest = self.shapes[piece]
-        size = first * num_examples // self.num_examples
-        return torch.empty(size, *rest, dtype=getattr(torch, self.types[piece]), device=device)
-
-
-def measured(pieces: Pieces, model: nn.Module, inputs: Tensor, autocast: Context) -> Measured:
+def measured(
+    pieces: Pieces, model: nn.Module, inputs: Tensor, autocast: Context
+) -> tuple[list[float], list[Tensor]]:
     """Time the passes of the pieces of a model, and leave the model as it was.
 
     Args:
@@ -65,13 +38,14 @@ def measured(pieces: Pieces, model: nn.Module, inputs: Tensor, autocast: Context
         autocast: The context of forward passes.
 
     Returns:
-        The shortest times of each piece in a few rounds.
+        The seconds of a forward and a backward pass of each piece, the shortest in a few rounds;
+        and the tensor that each piece returns, without its values (on the meta device).
 
     Raises:
         ConfigError: If a piece returns something other than one tensor, or the pieces together do
             not compute what the model computes.
     """
-    rounds = []
+    timeline, rounds = Timeline(inputs.device), []
     modules = dict.fromkeys(
         m for whole in (model, *(p for _, p in pieces)) for m in whole.modules()
     )
@@ -79,28 +53,20 @@ def measured(pieces: Pieces, model: nn.Module, inputs: Tensor, autocast: Context
     with restoring(model, inputs.device):
         models.refuse_other_outputs(pieces, model, inputs, autocast)
         for _ in range(_ROUNDS):
-            marks, outputs = [], []
-            coming: Any = inputs
-            for _, piece in pieces:
-                x = coming.detach()
-                x.requires_grad_(x.is_floating_point())
-                begin = mark(inputs.device)
-                with autocast():
-                    coming = piece(x)
-                coming.backward(torch.ones_like(coming))
-                marks.append((begin, mark(inputs.device)))
-                outputs.append(coming)
+            x, outputs = inputs, []
+            for name, piece in pieces:
+                x = x.detach().requires_grad_(x.is_floating_point())
+                with timeline.phase(name):
+                    with autocast():
+                        x = piece(x)
+                    x.backward(torch.ones_like(x))
+                outputs.append(x.detach().to("meta"))
                 piece.zero_grad()
-            rounds.append([seconds_between(*pair) for pair in marks])
+            rounds.append(timeline.totals())
     for module, before in attributes:  # a model may keep a mask that a pass made, for example
         vars(module).clear()
         vars(module).update(before)
-    return Measured(
-        len(inputs),
-        [min(of_piece) for of_piece in zip(*rounds, strict=True)],
-        [list(output.shape) for output in outputs],
-        [str(output.dtype).removeprefix("torch.") for output in outputs],
-    )
+    return [min(seconds[name] for seconds in rounds) for name, _ in pieces], outputs
 
 
 def balanced(seconds: Sequence[float], num_stages: int) -> list[int]:
@@ -159,103 +125,62 @@ class Times:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        # begin and end of what was computed, and the seconds that its message travelled
-        self._computed: list[tuple[Mark, Mark, float]] = []
-        self._steps: list[_Step] = []
+        self._timeline = Timeline(device)
+        # how long the message travelled that each computation needed, whose time is not yet read
+        self._message_seconds: deque[float] = deque()
         self.forget()
 
     def forget(self) -> None:
         """Begin anew, with times of 0."""
-        self._steps.clear()
+        self._timeline.spans()
+        self._message_seconds.clear()
         self.busy = self.idle = self.exchange = 0.0
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> AbstractContextManager[None]:
         """Time the `with` block, which makes one pass over all micro-batches."""
-        begin = mark(self._device)
-        yield
-        self._steps.append(_Step(begin, self._computed, mark(self._device)))
-        self._computed = []
-        if self._device.type != "cuda" or len(self._steps) > _MOST_STEPS:
-            self.read()
+        return self._timeline.phase("wait")
 
-    @contextmanager
-    def computing(self, message_seconds: float = 0.0) -> Iterator[None]:
+    def computing(self, message_seconds: float = 0.0) -> AbstractContextManager[None]:
         """Time the `with` block, in which the worker computes.
 
         Args:
             message_seconds: The seconds that one message takes, if the block needs one from another
                 worker.
         """
-        begin = mark(self._device)
-        yield
-        self._computed.append((begin, mark(self._device), message_seconds))
+        self._message_seconds.append(message_seconds)
+        return self._timeline.phase("compute")
 
     def read(self) -> None:
         """Add new times to `busy`, `idle` and `exchange`, in seconds. On a GPU, wait for its
         work.
         """
-        for step in self._steps:
-            last = step.begin
-            for start, stop, message_seconds in step.computed:
-                waited = max(0.0, seconds_between(last, start))
-                travelled = min(waited, message_seconds)
+        waited = 0.0
+        for phase, seconds in self._timeline.spans():
+            if phase == "wait":
+                self.idle += seconds
+                waited = seconds
+            elif phase == "compute":
+                travelled = min(waited, self._message_seconds.popleft())
                 self.exchange += travelled
-                self.idle += waited - travelled
-                self.busy += seconds_between(start, stop)
-                last = stop
-            self.idle += max(0.0, seconds_between(last, step.end))
-        self._steps.clear()
-
-
-_MOST_STEPS = 100  # whose events wait to be read
-
-
-class _Step(NamedTuple):
-    begin: Mark
-    computed: list[tuple[Mark, Mark, float]]
-    end: Mark
+                self.idle -= travelled
+                self.busy += seconds
 
 
 class TimedStage(PipelineStage):
     """A stage of a pipeline that times its passes."""
 
-    def __init__(
-        self,
-        module: StageModule,
-        index: int,
-        num_stages: int,
-        device: torch.device,
-        times: Times,
-        **how: Any,
-    ) -> None:
-        """Create the stage.
-
-        Args:
-            module: Its pieces.
-            index: Its index among all stages.
-            num_stages: The number of all stages.
-            device: The device that computes.
-            times: The times of this worker.
-            how: Other arguments of torch's class.
-        """
-        super().__init__(module, index, num_stages, device, **how)
-        self._times = times
-        self.expect(0.0, 0.0)
-
-    def expect(self, from_before: float, from_behind: float) -> None:
-        """Set the seconds that a message from the stage before takes, and one from the stage behind
-        this one; 0 if that stage is on this worker.
-        """
-        self._message_seconds = from_before, from_behind
+    times: Times
+    message_seconds: Callable[[], tuple[float, float]]
+    """Return the seconds that a message from the stage before takes, and one from the stage behind
+    this one; 0 if that stage is on this worker.
+    """
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **more: Any) -> Any:
-        with self._times.computing(self._message_seconds[0]), _own_errors():
+        with self.times.computing(self.message_seconds()[0]), _own_errors():
             return super().forward_one_chunk(fwd_chunk_id, *args, **more)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **more: Any) -> None:
-        with self._times.computing(self._message_seconds[1]), _own_errors():
+        with self.times.computing(self.message_seconds()[1]), _own_errors():
             super().backward_one_chunk(bwd_chunk_id, *args, **more)
             # A gradient may be a view with any strides, which cannot be sent.
             self.bwd_cache[bwd_chunk_id] = tuple(
@@ -264,7 +189,7 @@ class TimedStage(PipelineStage):
             )
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **more: Any) -> None:
-        with self._times.computing(), _own_errors():
+        with self.times.computing(), _own_errors():
             super().backward_weight_one_chunk(bwd_chunk_id, *args, **more)
 
 

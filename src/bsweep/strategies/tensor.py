@@ -9,8 +9,9 @@ of these workers alike, so their gradients are equal. Gradients are summed betwe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,11 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 
 from bsweep.config.splitting import TensorConfig
+from bsweep.core.torch_private import private
 from bsweep.models import plans
 from bsweep.numerics.vector import layout, part_of
-from bsweep.runlog.errors import worker_lost
 from bsweep.strategies.ddp import InEachPass, exchange_lost
-from bsweep.strategies.groups import Wire, native
-from bsweep.strategies.sent_bytes import SentBytes
+from bsweep.strategies.groups import Wire
 from bsweep.strategies.splitting import Parts, Split
 
 
@@ -36,8 +36,7 @@ class TensorParallel(Split, InEachPass):
         self._sent: dict[torch.Size | None, SentBytes] = {}
         slices, mesh = layout(model), self.mesh(model)
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        group = mesh.get_group("replica")
-        self._between = Wire(group, self.replica, self.num_replicas, self.count)
+        self._alike = Wire(mesh.get_group("replica"), self.count)
         plans.apply(plans.of(self.config.model, model), model, mesh["part"], self.receive)
         self.receive(model.modules())
         # Cross-entropy of logits of which each worker has some, and its backward pass.
@@ -47,14 +46,14 @@ class TensorParallel(Split, InEachPass):
         # The optimizer sees DTensors alone. Those of undivided layers share the memory of the
         # model's own tensors and of their gradients.
         named = dict(model.named_parameters())
-        whole = {name: own for name, own in named.items() if not isinstance(own, DTensor)}
-        for name, own in whole.items():
-            same = DTensor.from_local(own.data, mesh["part"], [Replicate()], run_check=False)
-            named[name] = nn.Parameter(same, own.requires_grad)
+        whole = {name: tensor for name, tensor in named.items() if not isinstance(tensor, DTensor)}
+        for name, tensor in whole.items():
+            same = DTensor.from_local(tensor.data, mesh["part"], [Replicate()], run_check=False)
+            named[name] = nn.Parameter(same, tensor.requires_grad)
         vector = Parts(slices, named)
-        for name, own in whole.items():
+        for name, tensor in whole.items():
             gradient = named[name].grad
-            own.grad = None if gradient is None else part_of(gradient)
+            tensor.grad = None if gradient is None else part_of(gradient)
         return vector
 
     @contextmanager
@@ -65,7 +64,7 @@ class TensorParallel(Split, InEachPass):
     def step(self) -> None:
         if self.see_part:
             self.see_part(self._vector.gradients)
-        self._sum_between_replicas(self._vector.gradients)
+        self.sum_between_replicas(self._vector.gradients)
         with exchange_lost(), ExitStack() as counting:
             self._watch(None, counting)
             self._optimizer.step()
@@ -78,27 +77,55 @@ class TensorParallel(Split, InEachPass):
         self._for_losses.close()
         super().close()
 
-    def _sum_between_replicas(self, gradients: Tensor) -> None:
-        if self.num_replicas == 1:
-            return
-        is_rounded = self.card.reduce == "bf16"
-        summed = gradients.bfloat16() if is_rounded else gradients
-        with worker_lost():
-            native(summed, self._between)
-        if is_rounded:
-            gradients.copy_(summed)
-
     def _count_pass(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if model.training:
             self._watch(inputs[0].shape, self._counting)
 
-    def _watch(self, what: torch.Size | None, counting: ExitStack) -> None:
-        """Count what is sent until `counting` ends. It is the same each time for the same `what`,
-        so only the first time is watched.
+    def _watch(self, shape: torch.Size | None, counting: ExitStack) -> None:
+        """Count what is sent until `counting` ends. It is the same each time for inputs of the same
+        shape, so only the first time is watched. The optimizer has no shape.
         """
-        if what not in self._sent:
-            self._sent[what] = counting.enter_context(SentBytes(self.num_parts))
-        counting.callback(self._add, self._sent[what])
+        if shape not in self._sent:
+            self._sent[shape] = counting.enter_context(SentBytes(self.num_parts))
+        sent = self._sent[shape]
+        counting.callback(lambda: self.count(sent.num_bytes, sent.num_bytes))
 
-    def _add(self, sent: SentBytes) -> None:
-        self.count(sent.num_bytes, sent.num_bytes)
+
+class SentBytes(private("dispatch_mode")):  # type: ignore[misc]
+    """A context that counts the bytes of torch's functional collectives in its block, which also
+    DTensors call.
+
+    It sees each operation and so costs time. An all-reduce is counted as a ring.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        """Begin with no bytes.
+
+        Args:
+            num_workers: The number of workers that take part in each collective.
+        """
+        super().__init__()
+        self.num_bytes = 0
+        others = num_workers - 1
+        self._share_sent = {
+            "all_reduce": 2 * others / num_workers,
+            "all_gather_into_tensor": others,
+            "reduce_scatter_tensor": others / num_workers,
+            "all_to_all_single": others / num_workers,
+        }
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if DTensor in types:
+            return NotImplemented  # its own operations follow
+        namespace, _, name = function.name().partition("::")
+        if namespace == "_c10d_functional" and name.rstrip("_") in self._share_sent:
+            sent: Tensor = args[0]
+            num_bytes = sent.numel() * sent.element_size()
+            self.num_bytes += round(self._share_sent[name.rstrip("_")] * num_bytes)
+        return function(*args, **(kwargs or {}))
