@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from bsweep.config.splitting import SplitConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.checksums import sha256_of
 from bsweep.core.gpus import num_gpus
 from bsweep.numerics.vector import Flat, Slice, Vector, part_of
@@ -72,6 +73,10 @@ class Split(TorchStrategy):
             modules: Modules, each once, without the modules in them.
             kept: Those whose tensors this worker needs, without the modules in them. Other tensors
                 become None. Empty: it needs all.
+
+        Raises:
+            ConfigError: If a module has tensors in a list or another container, which this worker
+                does not receive.
         """
         modules = list(modules)
         needed = {t for module in kept or modules for t in _tensors(module).values()}
@@ -82,6 +87,8 @@ class Split(TorchStrategy):
                     value = self._received(tensor)
                     values[tensor] = value if tensor in needed else None
                 setattr(module, name, values[tensor])
+        for module in kept or modules:
+            _refuse_missing(module)
 
     def _received(self, tensor: Tensor) -> Tensor:
         """Return a tensor as the first worker has it, which calls this with its own."""
@@ -189,6 +196,19 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
         for name, value in every.items()
         if isinstance(value, Tensor) and not isinstance(value, DTensor)
     }
+
+
+def _refuse_missing(module: nn.Module) -> None:
+    for name, value in vars(module).items():
+        items = value.values() if isinstance(value, dict) else value
+        if isinstance(value, (dict, list, tuple)) and any(
+            isinstance(item, Tensor) and item.is_meta for item in items
+        ):
+            raise ConfigError(
+                f"{type(module).__name__}.{name} of the model holds tensors in a "
+                f"{type(value).__name__}, which workers do not receive from the first worker: make "
+                "each tensor an attribute or a buffer of its own."
+            )
 
 
 def _numbers(group: dict[str, Any]) -> list[str]:
