@@ -307,21 +307,16 @@ class Strategy(ABC):
         """
         meter, self.meter = self.meter, ExchangeLog()
         meter.read_clocks()
-        counts = [
-            meter.sent_bytes,
-            meter.received_bytes,
-            meter.exchange_steps,
-            meter.codec_seconds or 0.0,
-        ]
+        counts = meter.sent_bytes, meter.received_bytes, meter.exchange_steps
+        times = meter.codec_seconds or 0.0, *meter.seconds
         every = self.gather(
-            torch.tensor([*counts, *meter.seconds, *meter.first_ranks], dtype=torch.float64)
+            torch.tensor([*counts, *times, *meter.first_ranks], dtype=torch.float64)
         )
-        sent, received, exchange_steps, codec_seconds = every[:, : len(counts)].T
-        seconds, groups = every[:, len(counts) :].chunk(2, dim=1)
-        shortest = torch.full_like(seconds, torch.inf).scatter_reduce(
-            0, groups.long(), seconds, "amin"
-        )
-        travel = shortest.gather(0, groups.long()).sum(dim=1)  # of each worker
+        sent, received, exchange_steps, codec_seconds = every[:, :4].T
+        seconds, first_ranks = every[:, 4:].chunk(2, dim=1)
+        groups = first_ranks.long()
+        shortest = torch.full_like(seconds, torch.inf).scatter_reduce(0, groups, seconds, "amin")
+        travel = shortest.gather(0, groups).sum(dim=1)  # of each worker
         exchange = float(travel.mean())  # 0 if there was no exchange
         # Then the meter times only the part of an exchange that follows this worker's computing.
         hides_exchange = self.can.exchanges_in_passes and self.num_workers > 1

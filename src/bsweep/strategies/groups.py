@@ -246,12 +246,12 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     dist.init_process_group(
         backend, timeout=_TIMEOUT, store=store, rank=rank, world_size=num_processes
     )
-    world: dist.ProcessGroup | None = dist.group.WORLD
+    world = workers = dist.group.WORLD
     if config.num_server_processes:
-        world = dist.new_group(list(range(place.num_workers)), timeout=_TIMEOUT)
+        workers = dist.new_group(list(range(place.num_workers)), timeout=_TIMEOUT)
     assert world is not None
-    assert dist.group.WORLD is not None
+    assert workers is not None
     if torch_private.joins_gloo_safely():
         _KEPT.clear()
-    _KEPT.extend([dist.group.WORLD, world])
-    return world
+    _KEPT.extend([world, workers])
+    return workers

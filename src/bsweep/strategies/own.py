@@ -41,31 +41,27 @@ def check_own_strategy(config: RunConfig) -> None:
 
 
 def _refuse(kind: type, config: RunConfig, strategy: OwnStrategyConfig) -> None:
+    target, name = f"strategy.target={strategy.target}", kind.__name__
     if not issubclass(kind, Strategy):
-        raise ConfigError(
-            f"strategy.target={strategy.target}: {kind.__name__} is not a "
-            "bsweep.strategies.Strategy."
-        )
+        raise ConfigError(f"{target}: {name} is not a bsweep.strategies.Strategy.")
     if missing := ", ".join(sorted(getattr(kind, "__abstractmethods__", ()))):
         raise ConfigError(
-            f"strategy.target={strategy.target}: {kind.__name__} lacks {missing}: write what is "
-            "missing, or inherit bsweep.strategies.groups.TorchStrategy, which has all but step."
+            f"{target}: {name} lacks {missing}: write what is missing, or inherit "
+            "bsweep.strategies.groups.TorchStrategy, which has all but step."
         )
     if not config.launch.starts_processes and issubclass(kind, TorchStrategy):
         raise ConfigError(
-            f"launch={config.launch.name} with strategy.target={strategy.target}: {kind.__name__} "
-            "exchanges over torch.distributed, which needs processes that torchrun starts. Use "
-            "launch=torchrun or, with one worker, strategy=single."
+            f"launch={config.launch.name} with {target}: {name} exchanges over torch.distributed, "
+            "which needs processes that torchrun starts. Use launch=torchrun or, with one worker, "
+            "strategy=single."
         )
     if strategy.sync_every > 1 and not issubclass(kind, Rounds):
         raise ConfigError(
-            f"strategy.sync_every={strategy.sync_every} with strategy.target={strategy.target}: "
-            f"{kind.__name__} has no rounds of several steps. Inherit bsweep.strategies.Rounds, or "
-            "use strategy.sync_every=1."
+            f"strategy.sync_every={strategy.sync_every} with {target}: {name} has no rounds of "
+            "several steps. Inherit bsweep.strategies.Rounds, or use strategy.sync_every=1."
         )
     if config.compression.builds and not issubclass(kind, Summing):
         raise ConfigError(
-            f"compression={config.compression.name} with strategy.target={strategy.target}: "
-            f"{kind.__name__} takes no codec. Inherit bsweep.strategies.summing.Summing, or use "
-            "compression=none."
+            f"compression={config.compression.name} with {target}: {name} takes no codec. Inherit "
+            "bsweep.strategies.summing.Summing, or use compression=none."
         )

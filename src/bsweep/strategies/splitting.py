@@ -57,10 +57,8 @@ class Split(TorchStrategy):
         """The index of this worker among those of its replica."""
         self.ranks = torch.arange(self.num_workers).view(self.num_replicas, self.num_parts)
         """The ranks of all workers, by replica and part."""
-        has_gpu = num_gpus(self.config.device) > 0
-        self.device = (
-            torch.device("cuda", self.place.local_rank) if has_gpu else torch.device("cpu")
-        )
+        on_gpu = num_gpus(self.config.device) > 0
+        self.device = torch.device("cuda", self.place.local_rank) if on_gpu else torch.device("cpu")
 
     def receive(self, modules: Iterable[nn.Module], kept: Sequence[nn.Module] = ()) -> None:
         """Give the tensors of modules the values that they have on the first worker. All workers
@@ -114,10 +112,8 @@ class Split(TorchStrategy):
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer
-        self._names = {
-            id(tensor): part.name
-            for part, tensor in zip(vector.slices, vector.tensors, strict=True)
-        }
+        names = [part.name for part in vector.slices]
+        self._names = dict(zip(vector.tensors, names, strict=True))
 
     def step(self) -> None:
         self._optimizer.step()
@@ -161,7 +157,7 @@ class Split(TorchStrategy):
         # torch loads tensors in place, and puts loaded numbers into `named`.
         for group in self._optimizer.param_groups:
             for tensor in group["params"]:
-                name, state = self._names[id(tensor)], self._optimizer.state[tensor]
+                name, state = self._names[tensor], self._optimizer.state[tensor]
                 for key in [key for key in state if not isinstance(state[key], Tensor)]:
                     state[key] = named[f"optimizer.{key}.{name}"]
             numbers = named[f"group.{name}"].tolist()  # all tensors of a group have the same
@@ -180,7 +176,7 @@ class Split(TorchStrategy):
         for group in self._optimizer.param_groups:
             numbers = [float(group[key]) for key in _numbers(group)]
             for tensor in group["params"]:
-                name = self._names[id(tensor)]
+                name = self._names[tensor]
                 named[f"parameters.{name}"] = tensor.detach()
                 named[f"group.{name}"] = torch.tensor(numbers, dtype=torch.float64)
                 for key, value in self._optimizer.state[tensor].items():
