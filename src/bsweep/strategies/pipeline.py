@@ -73,10 +73,9 @@ class Pipeline(Split, Staged):
         self.stages = tuple(tuple(pieces[i][0] for i in span) for span in spans)
         self.division = f"{cuts} on {self._owners}"
         self._outputs = [outputs[span[-1]] for span in spans]
+        last = len(spans) - 1
         self._modules = {
-            stage: StageModule(
-                [pieces[i][1] for i in spans[stage]], autocast, stage == len(spans) - 1
-            )
+            stage: StageModule([pieces[i][1] for i in spans[stage]], autocast, stage == last)
             for stage in self._held
         }
         wholes = (model, *(piece for _, piece in pieces))
@@ -111,9 +110,9 @@ class Pipeline(Split, Staged):
         size = len(inputs) // self.num_microbatches
         is_new = size not in self._schedules
         if is_new:
+            if len(self._schedules) == _MOST_SCHEDULES:
+                self._schedules.clear()
             self._schedules[size] = self._schedule(size)
-            if len(self._schedules) > _MOST_SCHEDULES:
-                del self._schedules[next(iter(self._schedules))]
         self._loss = loss
         first = (inputs,) if self._owners[0] == self.part else ()
         more = {"target": targets} if self.reports_sums else {}
@@ -248,10 +247,8 @@ class Pipeline(Split, Staged):
         return values / self.num_replicas
 
     def traffic(self) -> Traffic:
-        times, peak = self._times, self._activations.peak_bytes
-        times.read()
-        numbers = [times.busy, times.idle, times.exchange, peak]
-        times.forget()
+        numbers = [*self._times.read(), self._activations.peak_bytes]
+        self._times.restart()
         loads = self.gather(torch.tensor(numbers, dtype=torch.float64))
         busy, idle, exchange, _ = loads.T
         seconds = float((busy + idle + exchange).sum())
@@ -274,17 +271,11 @@ class Pipeline(Split, Staged):
         )
 
     def own_state(self) -> dict[str, Any]:
-        self._times.read()
-        times = self._times
-        return {
-            **super().own_state(),
-            "times": [times.busy, times.idle, times.exchange],
-            "peak": self._activations.peak_bytes,
-        }
+        state = {"times": self._times.read(), "peak": self._activations.peak_bytes}
+        return {**super().own_state(), **state}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         super().load_own_state(state)
-        self._times.forget()
-        self._times.busy, self._times.idle, self._times.exchange = state["times"]
+        self._times.restart(*state["times"])
         # The warm-up has seen most kinds of passes, whose peak counts, too.
         self._activations.peak_bytes = max(self._activations.peak_bytes, state["peak"])

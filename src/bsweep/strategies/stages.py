@@ -128,13 +128,13 @@ class Times:
         self._timeline = Timeline(device)
         # how long the message travelled that each computation needed, whose time is not yet read
         self._message_seconds: deque[float] = deque()
-        self.forget()
+        self.restart()
 
-    def forget(self) -> None:
-        """Begin anew, with times of 0."""
+    def restart(self, busy: float = 0.0, idle: float = 0.0, exchange: float = 0.0) -> None:
+        """Forget all times, and begin anew with these, in seconds."""
         self._timeline.spans()
         self._message_seconds.clear()
-        self.busy = self.idle = self.exchange = 0.0
+        self._busy, self._idle, self._exchange = busy, idle, exchange
 
     def step(self) -> AbstractContextManager[None]:
         """Time the `with` block, which makes one pass over all micro-batches."""
@@ -150,20 +150,21 @@ class Times:
         self._message_seconds.append(message_seconds)
         return self._timeline.phase("compute")
 
-    def read(self) -> None:
-        """Add new times to `busy`, `idle` and `exchange`, in seconds. On a GPU, wait for its
-        work.
+    def read(self) -> list[float]:
+        """Return the seconds in which the worker computed, was idle, and exchanged. On a GPU, wait
+        for its work.
         """
         waited = 0.0
         for phase, seconds in self._timeline.spans():
             if phase == "wait":
-                self.idle += seconds
+                self._idle += seconds
                 waited = seconds
             elif phase == "compute":
                 travelled = min(waited, self._message_seconds.popleft())
-                self.exchange += travelled
-                self.idle -= travelled
-                self.busy += seconds
+                self._exchange += travelled
+                self._idle -= travelled
+                self._busy += seconds
+        return [self._busy, self._idle, self._exchange]
 
 
 class TimedStage(PipelineStage):
