@@ -27,7 +27,7 @@ from torch.optim import SGD, Optimizer
 from bsweep.config.card import resolve
 from bsweep.config.optimizers import SGDConfig
 from bsweep.config.strategies import DiLoCoConfig
-from bsweep.data.plan import Share
+from bsweep.data.plan import Share, round_size
 from bsweep.numerics.vector import Anchor, Flat
 from bsweep.runlog.records import Round, Traffic
 from bsweep.strategies.base import Rounds
@@ -45,9 +45,7 @@ class Arrivals:
     """
 
     sums: Tensor  # (workers, 3): losses, correct answers, labels
-    num_planned: Tensor  # (workers,), as all below: examples of a whole round
-    num_examples: Tensor
-    worker_batch: Tensor
+    num_examples: Tensor  # (workers,), as all below
     num_steps: Tensor
     began: Tensor
     arrived: Tensor
@@ -175,14 +173,13 @@ class DiLoCo(Rounds):
 
     def _meet(self, sums: Tensor, num_examples: int) -> Arrivals:
         """Count the round that ends, and return all workers' sums, counts and times of it."""
-        share = self.shares[self.rank]
-        counts = [share.num_examples, num_examples, share.worker_batch, self._num_steps]
         on_host = sums.cpu()  # this waits until the GPU has finished its steps
-        numbers = torch.tensor([*counts, self._began, time.monotonic()], dtype=torch.float64)
+        counts, times = (num_examples, self._num_steps), (self._began, time.monotonic())
+        numbers = torch.tensor([*counts, *times], dtype=torch.float64)
         self._num_steps = 0
         self._round += 1
         every = self.gather(torch.cat([on_host, numbers]))
-        every[:, 7:] -= self._offsets.view(-1, 1)
+        every[:, 5:] -= self._offsets.view(-1, 1)
         return Arrivals(every[:, :3], *every[:, 3:].unbind(dim=1))
 
     def _sum(self, arrivals: Arrivals) -> tuple[Tensor, Tensor]:
@@ -281,7 +278,7 @@ class DiLoCo(Rounds):
                 epoch=epoch,
                 round=self._round,
                 workers=tuple(range(self.num_workers)),
-                worker_batches=tuple(int(number) for number in arrivals.worker_batch),
+                worker_batches=tuple(share.worker_batch for share in self.shares),
                 local_steps=tuple(int(number) for number in arrivals.num_steps),
                 began_seconds=tuple((began - self._origin).tolist()),
                 compute_seconds=tuple((arrived - began).tolist()),
@@ -291,7 +288,7 @@ class DiLoCo(Rounds):
                 codec_seconds=tuple(codec.tolist()) if self._exchange.has_codec else None,
                 train_loss=loss / max(1, num_labels) if abs(loss) < float("inf") else None,
                 num_examples=int(arrivals.num_examples.sum()),
-                is_whole=bool(arrivals.num_examples.sum() == arrivals.num_planned.sum()),
+                is_whole=bool(arrivals.num_examples.sum() == round_size(self.shares)),
             )
         )
 
