@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import bsweep
-from bsweep.programs.adapters.accelerate import mean, resume, save, steps
+from bsweep.external.adapters.accelerate import mean, resume, save, steps
 
 DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bsweep
-from bsweep.programs.adapters.deepspeed import resume, save, settings, steps
+from bsweep.external.adapters.deepspeed import resume, save, settings, steps
 
 DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bsweep
-from bsweep.programs.adapters.jax import steps
+from bsweep.external.adapters.jax import steps
 
 DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 Params = dict[str, jax.Array]

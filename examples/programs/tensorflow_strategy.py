@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import bsweep
-from bsweep.programs.adapters.keras import BsweepCallback
+from bsweep.external.adapters.keras import BsweepCallback
 
 DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments, set_seed
 
 import bsweep
-from bsweep.programs.adapters.transformers import BsweepCallback, arguments
+from bsweep.external.adapters.transformers import BsweepCallback, arguments
 
 DIGITS = Path(__file__).resolve().parents[2] / "src/bsweep/data/digits.csv.gz"
 

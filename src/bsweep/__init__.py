@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bsweep import analysis, plots, report
     from bsweep.analysis import compare, load, predict, simulate
+    from bsweep.external.client import join
     from bsweep.measure.noise_monitor import NoiseScale
     from bsweep.models.final_file import load_model
-    from bsweep.programs.joined import join
     from bsweep.report.exploring import explore
 
     __version__: str
@@ -50,7 +50,7 @@ __all__ = [
 _MODULES = {
     "compare": "bsweep.analysis",
     "explore": "bsweep.report.exploring",
-    "join": "bsweep.programs.joined",
+    "join": "bsweep.external.client",
     "load": "bsweep.analysis",
     "load_model": "bsweep.models.final_file",
     "predict": "bsweep.analysis",

@@ -26,7 +26,7 @@ from bsweep.core.checksums import sha256_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Worker = Literal["bsweep.train.worker", "bsweep.programs.worker"]
+Worker = Literal["bsweep.train.worker", "bsweep.external.worker"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class OwnProgramConfig(ProgramConfig):
     most_steps: Count | None = None
     """The steps after which the program is asked to stop, to time them; None: train to the end."""
 
-    worker: ClassVar[Worker] = "bsweep.programs.worker"
+    worker: ClassVar[Worker] = "bsweep.external.worker"
     is_own: ClassVar[bool] = True
     changes_no_number: ClassVar[tuple[str, ...]] = ("folder", "files", "most_steps")
 

@@ -74,5 +74,9 @@ def _work(request: LaunchRequest) -> None:
 
             launched_at = file_system_time(paths.folder)
             worker.train(config, paths, Place(), launched_at=launched_at, on_step=on_poll)
+        elif request.entry == "bsweep.external.worker":
+            from bsweep.external.worker import run_program
+
+            run_program(config, paths, Place(), on_step=on_poll)
         else:
             importlib.import_module(request.entry).measure(config, paths, Place(), on_step=on_poll)

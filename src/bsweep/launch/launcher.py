@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Entry = Literal[
     "bsweep.train.worker",
-    "bsweep.programs.worker",
+    "bsweep.external.worker",
     "bsweep.measure.probe_worker",
     "bsweep.measure.profile_worker",
 ]

@@ -20,9 +20,9 @@ from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError, did_you_mean
 from bsweep.core.words import counted, first_of
-from bsweep.programs.joined import MEASURED, TRAINED, WHOLE
-from bsweep.programs.records import SCORES, epoch_record, start_record
-from bsweep.programs.rows import Row, csv_rows, json_rows, number_at, numbers_at, time_at
+from bsweep.external.client import MEASURED, TRAINED, WHOLE
+from bsweep.external.foreign_records import SCORES, epoch_record, start_record
+from bsweep.external.tables import Row, csv_rows, json_rows, number_at, numbers_at, time_at
 from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.records import End, Event, Status
 from bsweep.runlog.summary import write_summary

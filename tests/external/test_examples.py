@@ -89,7 +89,7 @@ def test_five_lines_add_bsweep_to_a_script() -> None:
 
 
 def test_each_adapter_has_an_example() -> None:
-    modules = {path.stem for path in (ROOT / "src/bsweep/programs/adapters").glob("*.py")}
+    modules = {path.stem for path in (ROOT / "src/bsweep/external/adapters").glob("*.py")}
     assert modules - {"__init__", "calls"} == {*NEEDS.values()} - {"tf_keras"}
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import bsweep
-from bsweep.programs.joined import POINT, Run
-from bsweep.programs.loop import Facts, size_of
+from bsweep.external.client import POINT, Run
+from bsweep.external.loop import Facts, size_of
 from bsweep.runlog.taken import Taken, read_taken
 
 KNOWN = Facts(num_train=8)

@@ -15,9 +15,9 @@ from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.core.words import listed
+from bsweep.external.foreign_records import SCORES, epoch_record, start_record
+from bsweep.external.loop import NO_BATCH, files_in
 from bsweep.numerics.noise_scale import DECAY
-from bsweep.programs.loop import NO_BATCH, files_in
-from bsweep.programs.records import SCORES, epoch_record, start_record
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
 from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunLog, RunPaths

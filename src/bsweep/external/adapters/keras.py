@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from bsweep.programs.adapters.calls import Calls
-from bsweep.programs.joined import Run
+from bsweep.external.adapters.calls import Calls
+from bsweep.external.client import Run
 
 _NAMES = {"train_loss": "loss", "train_accuracy": "accuracy"}
 _keras = import_module("tf_keras" if "tf_keras" in sys.modules else "keras")
@@ -46,7 +46,7 @@ class BsweepCallback(_keras.callbacks.Callback):  # type: ignore[name-defined]
         if not isinstance(model, _keras.Model):
             raise TypeError(
                 f"bsweep: BsweepCallback is one of {_keras.__name__}, but the model is not: import "
-                "tf_keras before bsweep.programs.adapters.keras for its models alone."
+                "tf_keras before bsweep.external.adapters.keras for its models alone."
             )
         super().set_model(model)
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bsweep.config.target import Target
-from bsweep.programs.agreement import Agreement
+from bsweep.external.agreement import Agreement
 from bsweep.runlog.taken import Taken
 
 NO_BATCH = (

@@ -10,7 +10,7 @@ import bsweep  # bsweep
 import numpy as np
 import tensorflow as tf
 import tf_keras
-from bsweep.programs.adapters.keras import BsweepCallback  # bsweep
+from bsweep.external.adapters.keras import BsweepCallback  # bsweep
 
 
 class Report(tf_keras.callbacks.Callback):

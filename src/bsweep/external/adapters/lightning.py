@@ -17,9 +17,9 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from bsweep.programs.adapters.calls import Calls
-from bsweep.programs.joined import Run
-from bsweep.programs.loop import size_of
+from bsweep.external.adapters.calls import Calls
+from bsweep.external.client import Run
+from bsweep.external.loop import size_of
 
 
 class BsweepCallback(Callback):

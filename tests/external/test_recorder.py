@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bsweep.config.run import RunConfig
+from bsweep.external.recorder import Recorder
 from bsweep.numerics.noise_scale import DECAY, Average
-from bsweep.programs.recorder import Recorder
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunPaths

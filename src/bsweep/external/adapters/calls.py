@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bsweep.programs.joined import Run
-from bsweep.programs.loop import now
+from bsweep.external.client import Run
+from bsweep.external.loop import now
 
 NAMES = {
     "train_loss": "train_loss",

@@ -15,9 +15,17 @@ from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.values import did_you_mean
 from bsweep.core.words import first_of
-from bsweep.programs.joined import TRAINED
-from bsweep.programs.records import SCORES
-from bsweep.programs.rows import Row, TextFiles, csv_rows, json_rows, number_at, numbers_at, time_at
+from bsweep.external.client import TRAINED
+from bsweep.external.foreign_records import SCORES
+from bsweep.external.tables import (
+    Row,
+    TextFiles,
+    csv_rows,
+    json_rows,
+    number_at,
+    numbers_at,
+    time_at,
+)
 
 _VALUES = ("train_seconds", *TRAINED, *SCORES)
 _SINCE_1970 = 1e8  # seconds: a smaller time counts from the start of the program

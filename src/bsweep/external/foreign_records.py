@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bsweep.config.run import RunConfig
-from bsweep.programs.joined import MEASURED, TRAINED, WHOLE
+from bsweep.external.client import MEASURED, TRAINED, WHOLE
 from bsweep.runlog.records import Epoch, Start
 
 SCORES = ("test_loss", "test_accuracy")

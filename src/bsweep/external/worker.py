@@ -27,9 +27,9 @@ from bsweep.core import network
 from bsweep.core.following import GrowingFile
 from bsweep.core.parent_process import end_with_parent
 from bsweep.core.ranks import Place
-from bsweep.programs.joined import POINT
-from bsweep.programs.recorder import Recorder
-from bsweep.programs.written import Written
+from bsweep.external.client import POINT
+from bsweep.external.recorder import Recorder
+from bsweep.external.written import Written
 from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested
 from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunPaths, SignOfLife
@@ -44,7 +44,7 @@ _LOST = re.compile(r"(closed|reset) by peer|Broken pipe|HorovodInternalError|EOF
 _LEFT = "an earlier process of this run still works; start the same sweep again later"
 
 
-def measure(
+def run_program(
     config: RunConfig,
     paths: RunPaths,
     place: Place,
@@ -113,7 +113,7 @@ class _Command:
         """Start the command and wait until it ends.
 
         Args:
-            on_step: As for `measure`.
+            on_step: As for `run_program`.
             listen: Records what the command reported since the last call, and returns True if it
                 reported something.
             scores: Those of earlier attempts that count for the target.
@@ -335,7 +335,7 @@ def _end(processes: Sequence[psutil.Process], seconds: float) -> None:
 def _work(config: RunConfig, paths: RunPaths, place: Place) -> None:
     signal.signal(signal.SIGTERM, _leave)
     try:
-        measure(config, paths, place, is_launched=True)
+        run_program(config, paths, place, is_launched=True)
     except Diverged:
         sys.stderr.flush()
         os._exit(1)  # the launcher ends the other workers; the record says why
@@ -358,7 +358,7 @@ def _leave(number: int, frame: object) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run `python -m bsweep.programs.worker RUN_FOLDER`."""
+    """Run `python -m bsweep.external.worker RUN_FOLDER`."""
     enter(_work)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from bsweep.programs.adapters.calls import Calls
-from bsweep.programs.joined import Run
-from bsweep.programs.loop import size_of
+from bsweep.external.adapters.calls import Calls
+from bsweep.external.client import Run
+from bsweep.external.loop import size_of
 
 _NAMES = {"train_loss": "loss", "test_loss": "eval_loss", "test_accuracy": "eval_accuracy"}
 

@@ -14,7 +14,7 @@ import pytest
 
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.programs.written import Report, Written
+from bsweep.external.written import Report, Written
 from tests.support.running import compose, ran_ok, summaries
 
 NAMES = ("program.fields.train_loss=loss", "program.fields.test_accuracy=acc")

@@ -8,7 +8,7 @@ import lightning as L
 import numpy as np
 import torch
 import torch.nn.functional as F
-from bsweep.programs.adapters.lightning import BsweepCallback  # bsweep
+from bsweep.external.adapters.lightning import BsweepCallback  # bsweep
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.test_examples import DIGITS, python_with
+from tests.external.test_examples import DIGITS, python_with
 from tests.support.running import ran_ok
 
 SCRIPTS = Path(__file__).parent / "scripts"

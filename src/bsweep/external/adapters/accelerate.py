@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from bsweep.programs.joined import Run
+from bsweep.external.client import Run
 
 
 def steps(run: Run, accelerator: Accelerator, batches: Iterable[Any]) -> Iterator[Any]:

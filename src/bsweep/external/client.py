@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from bsweep.programs.loop import Batch, Examples, Facts, Finish, Loop, now
+from bsweep.external.loop import Batch, Examples, Facts, Finish, Loop, now
 
 POINT = "BSWEEP_POINT"
 """The environment variable with the path of the JSON file that describes the point and worker. It
@@ -76,7 +76,7 @@ class Run:
         self._lr: float | None = point["lr"]
         self._reads_lr = False
         self.loop = Loop(point, facts, folder)
-        """The epochs and steps, for adapters: see `bsweep.programs.loop`."""
+        """The epochs and steps, for adapters: see `bsweep.external.loop`."""
 
     @property
     def lr(self) -> float | None:

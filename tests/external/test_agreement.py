@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bsweep.programs import agreement
-from bsweep.programs.agreement import Agreement
+from bsweep.external import agreement
+from bsweep.external.agreement import Agreement
 
 
 def decided(worker: Agreement, wish: str = "") -> str:

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from bsweep.programs.adapters.calls import Calls
-from tests.programs.test_joined import examples_by_epoch, reports, run_in
+from bsweep.external.adapters.calls import Calls
+from tests.external.test_client import examples_by_epoch, reports, run_in
 from tests.support.running import ran_ok
 
 

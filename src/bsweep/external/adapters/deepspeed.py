@@ -18,7 +18,7 @@ from typing import Any
 
 from deepspeed import DeepSpeedEngine
 
-from bsweep.programs.joined import Run
+from bsweep.external.client import Run
 
 
 def settings(run: Run, **others: Any) -> dict[str, Any]:

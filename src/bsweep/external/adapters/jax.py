@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 import jax
 from jax.experimental import multihost_utils
 
-from bsweep.programs.joined import Run
-from bsweep.programs.loop import Batch, Examples
+from bsweep.external.client import Run
+from bsweep.external.loop import Batch, Examples
 
 
 def steps(

@@ -1,9 +1,0 @@
-"""The user's own training program, run as a worker.
-
-The input is a run's folder, as for training. `worker` starts the command in each worker process.
-In the program, `bsweep.join()` (`joined`) returns the point, and reports steps (`loop`) and scores
-by lines in a file. `recorder` turns these lines into the run's records.
-
-`joined` and what it imports need nothing but Python's standard library: they run in the user's
-process, under any interpreter. This package must not know who started it.
-"""
