@@ -137,9 +137,9 @@ def test_times_and_seconds_of_the_records_count(tmp_path: Path) -> None:
         (["epoch,loss,acc", "0,,0.5", "2,,0.5"], "epoch 2 follows epoch 0"),
         (["epoch,loss,acc", "5,,0.5", "6,,0.5"], "epoch 5 is the first one.*fields.epoch"),
         (["epoch,loss,acc", "1,,93.5", "2,,94"], r"log.csv:2: acc=93.5 is not a fraction.*'acc%'"),
-        (["epoch,loss,acc", "1,much,0.5"], r"log.csv:2: loss='much' is not a number"),
+        (["epoch,loss,acc", "1,much,0.5"], "log.csv:2: loss=much is not a number"),
         (["epoch,loss,acc", "1,2,0.5,7"], r"log.csv:2: the row has 4 values.* 3 names"),
-        (["loss,acc,time", "1,0.5,now"], "log.csv:2: time='now' is neither"),
+        (["loss,acc,time", "1,0.5,now"], "log.csv:2: time=now is not a number of seconds, nor"),
     ],
 )
 def test_bad_rows_are_named_with_the_remedy(tmp_path: Path, rows: list[str], said: str) -> None:

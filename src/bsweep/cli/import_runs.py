@@ -15,14 +15,16 @@ logger = terminal.logger(__name__)
 
 def run(arguments: Sequence[str]) -> int:
     """Make a study of runs that exist already, and return the exit code."""
-    from bsweep.study import imported
+    from bsweep.compose import hydra_grid, overrides
+    from bsweep.external import imported
 
     options = _parser().parse_args(arguments)
     try:
         names = {key: column for column, key in map(_pair, options.map)}
         constants = dict(map(_pair, options.set))
         study = options.study if "/" in options.study else f"results/{options.study}"
-        for line in imported.make_study(options.source, Path(study), names, constants):
+        (base,) = hydra_grid.composed(overrides.arranged(imported.BASE))
+        for line in imported.make_study(options.source, Path(study), names, constants, base):
             print(line)
     except (ValueError, OSError) as error:
         for line in str(error).splitlines():

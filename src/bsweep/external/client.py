@@ -29,9 +29,10 @@ lies in the worker's log folder.
 
 _WAIT_SECONDS = 60.0  # until all workers have begun
 TRAINED = ("train_loss", "train_accuracy")
+SCORES = ("test_loss", "test_accuracy")
 MEASURED = ("exchange_seconds", "wait_seconds", "energy_joules")
 WHOLE = ("sent_bytes", "received_bytes", "peak_memory_bytes")
-"""The values that `Run.log` reports, of which the last ones are whole numbers."""
+"""The values of an epoch, of which the last ones are whole numbers."""
 
 Mean = Callable[[float], float]
 

@@ -8,10 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from bsweep.config.run import RunConfig
-from bsweep.external.client import MEASURED, TRAINED, WHOLE
-from bsweep.runlog.records import Epoch, Start
-
-SCORES = ("test_loss", "test_accuracy")
+from bsweep.external.client import MEASURED, SCORES, TRAINED, WHOLE
+from bsweep.runlog.records import End, Epoch, Start, Status
 
 
 def start_record(config: RunConfig, **facts: Any) -> Start:
@@ -74,3 +72,10 @@ def epoch_record(
         global_batch=config.examples_per_step,
         **measured,
     )
+
+
+def end_record(status: Status, message: str, num_epochs: int, num_steps: int) -> End:
+    """Return the record of a run's end, with its totals if it is completed."""
+    if status != "completed":
+        return End(status=status, message=message)
+    return End(status=status, message=message, epochs=num_epochs, num_steps=num_steps)

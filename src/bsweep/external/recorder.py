@@ -15,7 +15,8 @@ from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.core.words import listed
-from bsweep.external.foreign_records import SCORES, epoch_record, start_record
+from bsweep.external.client import SCORES
+from bsweep.external.foreign_records import epoch_record, start_record
 from bsweep.external.loop import NO_BATCH, files_in
 from bsweep.numerics.noise_scale import DECAY
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune

@@ -1,4 +1,6 @@
-"""The rows of metrics in files that a training program writes: CSV, and lines of JSON."""
+"""Tables of metrics that others wrote, as CSV or as lines of JSON: their rows, and the values of
+epochs in them by bsweep's names.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,19 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from bsweep.config.values import flatten
 from bsweep.core.words import first_of
+from bsweep.external.client import SCORES, TRAINED
+from bsweep.runlog.values import MOST
+
+SINCE_1970 = 1e8
+"""Seconds: a smaller time of a record counts from the beginning of its run."""
 
 
 @dataclass(frozen=True)
@@ -31,94 +37,6 @@ class Row:
     time: float = 0.0
 
 
-Parse = Callable[[bytes, str, int], list[Row]]
-
-
-class TextFiles:
-    """A reader of growing CSV or JSON files. Rows that were there when it was created are left out.
-
-    Args:
-        pattern: The absolute path of the file; a star stands for any letters, as in
-            `logs/*/metrics.csv`.
-        parse: Returns the rows of a file's content: `csv_rows` or `json_rows`.
-    """
-
-    def __init__(self, pattern: Path, parse: Parse) -> None:
-        self._pattern, self._parse = pattern, parse
-        self._files = {path: _TextFile(path, parse, is_old=True) for path in self._paths()}
-        self.begun_at: float | None = None
-        """When the program began to write, before its first row; None if that cannot be seen."""
-
-    def new_rows(self, *, is_last: bool) -> list[Row]:
-        """Return the rows that were written since the last call.
-
-        Args:
-            is_last: True if the program has ended, so that its last row is complete.
-
-        Raises:
-            ValueError: If a row is damaged.
-        """
-        rows: list[Row] = []
-        for path in self._paths():
-            file = self._files.setdefault(path, _TextFile(path, self._parse, is_old=False))
-            changed_at, new_rows = file.new_rows(is_last=is_last)
-            if changed_at and not new_rows and self.begun_at is None:
-                self.begun_at = changed_at  # for example a header without rows
-            rows += new_rows
-        return rows
-
-    def _paths(self) -> list[Path]:
-        pattern = self._pattern
-        if "*" not in str(pattern):  # brackets and question marks in a path are letters
-            return [pattern] if pattern.exists() else []
-        return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
-
-
-class _TextFile:
-    """A text file to which a program appends rows, or which it writes again with more rows."""
-
-    def __init__(self, path: Path, parse: Parse, *, is_old: bool) -> None:
-        self._path, self._parse = path, parse
-        self._seen = self._old = _state(path) if is_old else None
-        self._known = path.read_bytes() if is_old else b""  # what was parsed, or is old
-        self._num_rows = 0  # that were in it
-        if is_old:
-            with suppress(ValueError):  # it need not have rows if the program writes it again
-                self._num_rows = len(parse(self._known, str(path), 0))
-
-    def new_rows(self, *, is_last: bool) -> tuple[float | None, list[Row]]:
-        """Return when the file changed, None if it did not, and the rows that are new in it."""
-        try:
-            at, state = self._path.stat().st_mtime, _state(self._path)
-            if state == self._seen and not is_last:
-                return None, []
-            content = self._path.read_bytes()
-        except FileNotFoundError:
-            return None, []
-        changed_at = None if state == self._seen else at
-        if self._old and changed_at:
-            is_longer = len(content) > len(self._known) and content.startswith(self._known)
-            if state[0] != self._old[0] or not is_longer:  # the program wrote it again
-                self._known, self._num_rows = b"", 0
-            self._old = None
-        self._seen = state
-        whole = content if is_last else content[: content.rfind(b"\n") + 1]
-        if self._known.startswith(whole):  # the program is writing the file again
-            return changed_at, []
-        # While a file grows, its new rows alone are parsed: the training needs the cores.
-        is_grown = whole.startswith(self._known)
-        rows = self._parse(whole, str(self._path), len(self._known) if is_grown else 0)
-        rows = [replace(row, time=at) for row in rows[0 if is_grown else self._num_rows :]]
-        self._known = whole
-        self._num_rows += len(rows)
-        return changed_at, rows
-
-
-def _state(path: Path) -> tuple[int, int, int]:
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
 def csv_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
     """Return the rows of a CSV file with a header, without their empty values.
 
@@ -128,41 +46,33 @@ def csv_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
         begin: The number of bytes at the beginning whose rows are left out.
 
     Raises:
-        ValueError: If the file is not UTF-8, its header is none or has a name twice, or a row has
-            more values than the header has names.
+        ValueError: If the file is not UTF-8, its header has a name twice, or a row has more values
+            than the header has names.
     """
-    num_left_out = content.count(b"\n", content.find(b"\n") + 1, begin)
-    if begin:
-        content = content[: content.find(b"\n") + 1] + content[begin:]
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise ValueError(f"{path}: the file is UTF-16: save it as UTF-8.")
+    header_bytes = content.find(b"\n") + 1
+    num_left_out = content.count(b"\n", header_bytes, begin)
     try:
-        text = content.decode("utf-8-sig")
+        text = (content[:header_bytes] + content[max(begin, header_bytes) :]).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}: the file is not UTF-8 ({error.reason}): save it as UTF-8."
         ) from None
     header = text.partition("\n")[0]
-    if "\0" in header:
-        raise ValueError(f"{path}: the file is UTF-16: save it as UTF-8.")
-    if header.startswith("sep="):
-        raise ValueError(f"{path}:1: remove the line {header.strip()}, which is for Excel alone.")
-    reader = csv.DictReader(
-        io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), strict=False
-    )
-    names = [name.strip() for name in reader.fieldnames or ()]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count))
+    names = [name.strip() for name in next(reader, [])]
     if twice := sorted({name for name in names if name and names.count(name) > 1}):
         raise ValueError(f"{path}:1: two columns are named {first_of(twice)}: rename one of them.")
     rows = []
-    for values in reader:
+    for cells in reader:
         place = f"{path}:{num_left_out + reader.line_num}"
-        if None in values:
+        if len(cells) > len(names):
             raise ValueError(
-                f"{place}: the row has {len(values) - 1 + len(values[None])} values, but the "
-                f"header has {len(reader.fieldnames or ())} names."
+                f"{place}: the row has {len(cells)} values, but the header has {len(names)} names."
             )
-        given = {name.strip(): value.strip() for name, value in values.items() if value}
-        rows.append(Row({name: value for name, value in given.items() if value}, place))
+        cells = [cell.strip() for cell in cells]
+        if any(cells):
+            pairs = zip(names, cells, strict=False)
+            rows.append(Row({name: cell for name, cell in pairs if cell}, place))
     return rows
 
 
@@ -176,99 +86,104 @@ def json_rows(content: bytes, path: str, begin: int = 0) -> list[Row]:
         begin: The number of bytes at the beginning whose rows are left out.
 
     Raises:
-        ValueError: If a line is not a JSON object, or has a name twice.
+        ValueError: If a line is not a JSON object.
     """
     rows = []
     for number, line in enumerate(content[begin:].splitlines(), content.count(b"\n", 0, begin) + 1):
         if not line.strip():
             continue
-        place = f"{path}:{number}"
-        try:
-            values = json.loads(line, object_pairs_hook=_object)
-        except ValueError as error:
-            raise ValueError(f"{place}: the line is not JSON ({error}).") from None
+        values = None
+        with suppress(ValueError):
+            values = json.loads(line)
         if not isinstance(values, dict):
-            raise ValueError(f"{place}: the line is not a JSON object such as {{}}.")
-        flat = {name: value for name, value in flatten(values).items() if value is not None}
-        rows.append(Row(flat, place))
+            raise ValueError(f"{path}:{number}: the line is not a JSON object such as {{}}.")
+        known = {name: value for name, value in flatten(values).items() if value is not None}
+        rows.append(Row(known, f"{path}:{number}"))
     return rows
 
 
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"two values are named {first_of(twice)}: rename one of them")
-    return dict(pairs)
-
-
-def number_at(row: Row, name: str, key: str) -> float | None:
-    """Return the number that a row has under a name; None if it has none.
+def values_at(row: Row, names: Mapping[str, str], keys: Iterable[str]) -> dict[str, float]:
+    """Return the numbers that a row has, by bsweep's names.
 
     Args:
         row: The row.
-        name: The name. If it ends in %, the value is in per cent and divided by 100.
-        key: What the number is in bsweep, such as `test_accuracy`.
+        names: The name in the row of each key. A value is in per cent, and divided by 100, if its
+            name ends in %.
+        keys: The keys, such as `test_accuracy`. `time` may be a date and time, too.
 
     Raises:
-        ValueError: If the value is no number, or an accuracy is not a fraction.
+        ValueError: If a value is not a number, or impossible.
     """
-    value = row.values.get(name, row.values.get(name.removesuffix("%")))
-    if value is None:
-        return None
+    numbers = {}
+    for key in keys:
+        name = names[key]
+        value = row.values.get(name, row.values.get(name.removesuffix("%")))
+        if value is not None:
+            numbers[key] = _number(row, name, key, value)
+    return numbers
+
+
+def _number(row: Row, name: str, key: str, value: Any) -> float:
+    subject = f"{row.place}: {name}={value!s:.60} is"
     try:
-        number = float(value)
+        number = _seconds(str(value)) if key == "time" else float(value)
     except (TypeError, ValueError):
         comma = ": write a point for the comma" if re.fullmatch(r"-?\d+,\d+%?", str(value)) else ""
-        raise ValueError(
-            f"{row.place}: {name}={value!r:.60} is not a number ({key}){comma}."
-        ) from None
+        time = " of seconds, nor a time such as 2026-01-31T12:00:00" if key == "time" else ""
+        raise ValueError(f"{subject} not a number{time} ({key}){comma}.") from None
     if name.endswith("%"):
         number /= 100
     if key.endswith("accuracy") and not (0 <= number <= 1 or math.isnan(number)):
         raise ValueError(
-            f"{row.place}: {name}={value} is not a fraction between 0 and 1 ({key}): if it is in "
-            f"per cent, name it '{name}%'."
+            f"{subject} not a fraction between 0 and 1 ({key}): if it is in per cent, name it "
+            f"'{name}%'."
         )
+    is_score = key in (*TRAINED, *SCORES)
+    is_amount = key not in ("time", "train_loss", "test_loss")
+    if (is_amount and number < 0) or not (is_score or abs(number) < MOST):
+        raise ValueError(f"{subject} impossible ({key}).")
     return number
 
 
-def numbers_at(row: Row, names: Mapping[str, str], keys: Iterable[str]) -> dict[str, float]:
-    """Return the numbers that a row has, by their keys.
-
-    Args:
-        row: The row.
-        names: The name of each key in the row.
-        keys: The keys.
-
-    Raises:
-        ValueError: As in `number_at`.
-    """
-    numbers = {key: number_at(row, names[key], key) for key in keys}
-    return {key: number for key, number in numbers.items() if number is not None}
-
-
-def time_at(row: Row, name: str) -> float | None:
-    """Return the time that a row has under a name, in seconds; None if it has none.
-
-    Args:
-        row: The row.
-        name: The name of a number, or of a date and time such as 2026-01-31T12:00:00.
-
-    Raises:
-        ValueError: If the value is neither a number nor a date.
-    """
-    value = row.values.get(name)
-    if value is None:
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        pass
-    try:
-        date = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
-    except ValueError:
-        raise ValueError(
-            f"{row.place}: {name}={value!r:.60} is neither a number of seconds nor a time such as "
-            "2026-01-31T12:00:00."
-        ) from None
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        return float(text)
+    date = datetime.fromisoformat(text.replace("Z", "+00:00"))
     return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
+
+
+@dataclass
+class Epoch:
+    """The values of an epoch by bsweep's names. `label` is the number that the program gave it."""
+
+    label: float
+    values: dict[str, float] = field(default_factory=dict)
+    time: float = 0.0
+
+
+def epoch_at(
+    epochs: list[Epoch], label: float, place: str, remedy: str, num_earlier: int = 0
+) -> Epoch:
+    """Return the epoch with a number: the last one, or a new one, which is put after it.
+
+    Args:
+        epochs: The epochs so far.
+        label: The number, see `Epoch`.
+        place: The place of the row with this number.
+        remedy: What the user can do if the epoch does not follow the last one.
+        num_earlier: The number of epochs that earlier attempts have trained.
+
+    Raises:
+        ValueError: If a new epoch does not follow the last one.
+    """
+    before = epochs[-1].label if epochs else None
+    if label == before:
+        return epochs[-1]
+    if label not in ((num_earlier, num_earlier + 1) if before is None else (before + 1,)):
+        position = "is the first one" if before is None else f"follows epoch {before:g}"
+        raise ValueError(
+            f"{place}: epoch {label:g} {position}: each epoch needs a row, and they count from 0 "
+            f"or 1. {remedy}"
+        )
+    epochs.append(Epoch(label))
+    return epochs[-1]
