@@ -13,20 +13,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
-
-import psutil
 
 from bsweep.config.program_point import values_of
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
-from bsweep.core import network
+from bsweep.core import network, signals
 from bsweep.core.following import GrowingFile
 from bsweep.core.parent_process import end_with_parent
 from bsweep.core.ranks import Place
+from bsweep.core.words import joined
 from bsweep.external.client import POINT
 from bsweep.external.recorder import Recorder
 from bsweep.external.written import Written
@@ -39,9 +39,13 @@ from bsweep.train.worker import do_nothing, enter
 
 _POLL_SECONDS = 0.1
 _QUOTED_LINES = 15
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 2.5  # the launcher may kill this process 5 s after its signal
 _LOST = re.compile(r"(closed|reset) by peer|Broken pipe|HorovodInternalError|EOFError")
 _LEFT = "an earlier process of this run still works; start the same sweep again later"
+
+
+class _Signalled(BaseException):
+    """The error that ends the command when this process gets a signal to end."""
 
 
 def run_program(
@@ -76,17 +80,54 @@ def run_program(
     with held(paths.worker_claim(place.rank), _LEFT):
         if place.rank:
             command.run(on_step)
-            return
-        command.ends_early.unlink(missing_ok=True)
-        command.reports.unlink(missing_ok=True)
-        recorder = Recorder(config, paths, command.launched_at)
-        try:
-            source = _Source(command, recorder)
-            command.run(on_step, source.listen, recorder.scores)
-            source.end()
-            recorder.end()
-        finally:
-            recorder.close()
+        else:
+            with closing(Recorder(config, paths, command.launched_at)) as recorder:
+                _run_recorded(command, recorder, on_step)
+
+
+def _run_recorded(command: _Command, recorder: Recorder, on_step: Callable[[], None]) -> None:
+    """Run the command, and record what it says: by its calls or, if it makes none, by the metrics
+    that it writes.
+    """
+    program, calls = command.program, GrowingFile(command.reports)
+    command.ends_early.unlink(missing_ok=True)
+    command.reports.unlink(missing_ok=True)
+    written = Written(command.config, recorder.num_done) if program.metrics else None
+    if written and program.most_steps is not None:
+        raise ProgramError(
+            f"program.metrics={program.metrics} tells no times of steps: call bsweep.join() and "
+            "run.steps(...) in the program"
+        )
+    if written:
+        software = {"interpreter": command.words[0]}
+        recorder.take({"kind": "facts", "is_ready": False, "facts": {}, "software": software})
+
+    def listen(*, is_last: bool = False) -> bool:
+        reports = [json.loads(line) for line in calls.new_lines() or []]
+        if written and reports:
+            raise ProgramError(
+                "the program calls bsweep.join(), and program.metrics is given: leave one of them "
+                "out"
+            )
+        if written:
+            try:
+                reports = written.end() if is_last else written.reports()
+            except ValueError as error:
+                raise ProgramError(str(error)) from None
+        for report in reports:
+            recorder.take(report)
+        if written and not is_last:
+            is_asked = is_stop_requested(command.paths)
+            if is_asked or recorder.reaches_target:
+                # A program that makes no calls can only be ended to stop it.
+                recorder.take({"kind": "stops", "reason": "asked" if is_asked else "target"})
+                command.ends_early.touch()
+        return bool(reports)
+
+    command.run(on_step, listen, recorder.scores)
+    if written and not recorder.stops:
+        listen(is_last=True)
+    recorder.end()
 
 
 class _Command:
@@ -123,17 +164,17 @@ class _Command:
             MemoryError: If it ran out of memory.
         """
         child = self._start(scores)
-        alive, seen = SignOfLife(self.paths.alive(self._place.rank)), -1
+        alive, num_seen = SignOfLife(self.paths.alive(self._place.rank)), -1
         outputs = [self._logs / "stdout", self._logs / "stderr"]
         try:
             while True:
                 code = child.poll()
                 on_step()
-                says = listen()
-                size = sum(path.stat().st_size for path in outputs if path.exists())
-                if says or size != seen:
+                has_reports = listen()
+                num_bytes = sum(path.stat().st_size for path in outputs if path.exists())
+                if has_reports or num_bytes != num_seen:
                     alive.show()
-                seen = size
+                num_seen = num_bytes
                 if code is not None:
                     break
                 if self.ends_early.exists():
@@ -141,10 +182,7 @@ class _Command:
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(_POLL_SECONDS)
         finally:
-            if child.poll() is None:
-                process = psutil.Process(child.pid)
-                _end([process, *process.children(recursive=True)], _GRACE_SECONDS)
-                child.wait()
+            signals.end([child], _GRACE_SECONDS)
         if code:
             raise self._error(code)
 
@@ -199,13 +237,11 @@ class _Command:
 
     def _point(self, scores: Sequence[float]) -> dict[str, Any]:
         """Return what `bsweep.join()` knows of the point and of this worker, for a JSON file."""
-        config, values = self.config, values_of(self.config)
-        saved = checkpoints(self.paths)
+        config, saved = self.config, checkpoints(self.paths)
         facts = saved[0].facts() if saved else None
         target = config.target if config.stop_at_target else None
-        names = ("local_batch", "global_batch", "num_workers", "epochs", "seed", "lr")
         return {
-            **{name: values[name] for name in names},
+            **values_of(config),
             "options": dict(self.program.options),
             "rank": self._place.rank,
             "local_rank": self._place.local_rank,
@@ -227,76 +263,24 @@ class _Command:
         how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
         path = self._logs / "stderr"
         text = path.read_text(errors="replace").strip() if path.exists() else ""
-        *lines, said = text.splitlines()[-_QUOTED_LINES:] or [""]
-        if "MemoryError" in said:
+        lines = text.splitlines()[-_QUOTED_LINES:]
+        last = lines[-1].strip() if lines else ""
+        if "MemoryError" in last:
             how += ", out of memory"
         return ProgramError(
-            f"`{shlex.join(self.words)}` ended with {how}{': ' if said else ''}{said.strip()}; "
-            f"see {path}",
-            "\n".join([*lines, said] if lines else []),
-            is_consequence=_LOST.search(said) is not None,
+            f"`{shlex.join(self.words)}` ended with {joined((how, last), ': ')}; see {path}",
+            "\n".join(lines) if len(lines) > 1 else "",
+            is_consequence=_LOST.search(last) is not None,
             number=-code if code < 0 else None,
         )
 
 
-class _Source:
-    """The source of the reports: the program's calls, or the metrics that it writes. A program that
-    makes no calls can only be ended to stop it.
-    """
-
-    def __init__(self, command: _Command, recorder: Recorder) -> None:
-        program, self._command, self._recorder = command.program, command, recorder
-        self._calls = GrowingFile(command.reports)
-        self._written: Written | None = None
-        if program.metrics:
-            if program.most_steps is not None:
-                raise ProgramError(
-                    f"program.metrics={program.metrics} tells no times of steps: call "
-                    "bsweep.join() and run.steps(...) in the program"
-                )
-            self._written = Written(command.config, recorder.num_done)
-            facts = {"facts": {}, "software": {"interpreter": command.words[0]}}
-            recorder.take({"kind": "facts", "is_ready": False, **facts})
-
-    def listen(self, *, is_last: bool = False) -> bool:
-        """Record what the program said since the last call; return True if it said something."""
-        reports = [json.loads(line) for line in self._calls.new_lines() or []]
-        if written := self._written:
-            if reports:
-                raise ProgramError(
-                    "the program calls bsweep.join(), and program.metrics is given: leave one of "
-                    "them out"
-                )
-            try:
-                reports = written.end() if is_last else written.reports()
-            except ValueError as error:
-                raise ProgramError(str(error)) from None
-        for report in reports:
-            self._recorder.take(report)
-        if written and not is_last:
-            reason = "target" if self._recorder.reaches_target else ""
-            if is_stop_requested(self._command.paths):
-                reason = "asked"
-            if reason:
-                self._recorder.take({"kind": "stops", "reason": reason})
-                self._command.ends_early.touch()
-        return bool(reports)
-
-    def end(self) -> None:
-        """Record the last words of a program that has ended without an error."""
-        if self._written and not self._recorder.stops:
-            self.listen(is_last=True)
-
-
 def _address(config: RunConfig) -> str:
     """Return the address of this host by which the run's other workers reach it."""
-    if not config.launch.named_hosts:
-        return "127.0.0.1"
-    chosen = getattr(config.launch, "network_interface", None)
-    interfaces = network.interfaces()
-    return interfaces.get(chosen or "") or next(
-        (address for name, address in interfaces.items() if name != network.loopback()), "127.0.0.1"
-    )
+    interfaces = network.interfaces() if config.launch.named_hosts else {}
+    chosen = getattr(config.launch, "network_interface", None) or ""
+    others = [address for name, address in interfaces.items() if name != network.loopback()]
+    return interfaces.get(chosen) or [*others, "127.0.0.1"][0]
 
 
 def _free_address(config: RunConfig) -> str:
@@ -319,42 +303,30 @@ def _path_to_bsweep(folder: Path) -> str:
     return os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(path)]))
 
 
-def _end(processes: Sequence[psutil.Process], seconds: float) -> None:
-    """Ask processes to end, and kill those that have not ended in time: TensorFlow goes on after
-    SIGTERM.
-    """
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):  # it ended by itself meanwhile
-            process.terminate()
-    _, left = psutil.wait_procs(processes, timeout=seconds)
-    for process in left:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
 def _work(config: RunConfig, paths: RunPaths, place: Place) -> None:
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _raise_signalled)
     try:
         run_program(config, paths, place, is_launched=True)
+        return
     except Diverged:
         sys.stderr.flush()
         os._exit(1)  # the launcher ends the other workers; the record says why
     except ProgramError as error:
         if error.number is None:
             raise
-        _leave(error.number, None)  # as a worker that crashes: another attempt may succeed
-
-
-def _leave(number: int, frame: object) -> NoReturn:
-    """End the command, and then this process by the same signal."""
+        number = error.number  # as a worker that crashes: another attempt may succeed
+    except _Signalled:
+        number = signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with suppress(OSError):  # of SIGKILL
-        signal.signal(number, signal.SIG_IGN)  # launchers repeat it
-    # The launcher may kill this process 5 s after its signal.
-    _end(psutil.Process().children(recursive=True), _GRACE_SECONDS / 2)
-    with suppress(OSError):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    raise SystemExit(1)
+
+
+def _raise_signalled(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # launchers repeat it
+    raise _Signalled
 
 
 def main() -> NoReturn:
