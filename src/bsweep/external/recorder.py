@@ -16,7 +16,7 @@ from bsweep.config.run import RunConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.core.words import listed
 from bsweep.external.client import SCORES
-from bsweep.external.foreign_records import epoch_record, start_record
+from bsweep.external.foreign_records import end_record, epoch_record, start_record
 from bsweep.external.loop import NO_BATCH, files_in
 from bsweep.numerics.noise_scale import DECAY
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
@@ -24,13 +24,12 @@ from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.reading import read_records
-from bsweep.runlog.records import End, Event, Record, Status, Step
+from bsweep.runlog.records import Event, Record, Status, Step
 from bsweep.runlog.shared_clock import file_system_time
 from bsweep.runlog.taken import Taken, read_taken
 
 _MOST_SECONDS_APART = 5.0  # by which other ranks may end an epoch later than rank 0
 _POLL_SECONDS = 0.02
-_BATCHES = "accumulation_steps"
 
 
 @dataclass
@@ -39,7 +38,7 @@ class _Epoch:
 
     `is_pass` is True in a program by steps. `step_seconds` are those of each step, `start_seconds`
     those in which the loaders started. `examples` are those of the worker, `last_size` those of the
-    last step.
+    last step; before the first one it is infinite.
     """
 
     number: int
@@ -48,7 +47,7 @@ class _Epoch:
     step_seconds: list[float] = field(default_factory=list)
     start_seconds: float = 0.0
     examples: int = 0
-    last_size: int | None = None
+    last_size: float = math.inf
     values: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -82,8 +81,10 @@ class Recorder:
         )
         self._epoch = _Epoch(self.num_done)
         self._waiting: list[Record] = []  # until the start is on record
-        self._facts: dict[str, Any] = {"software": {}, "device": "cpu", _BATCHES: 1}
-        self._facts["start_seconds"] = None if launched_at is None else 0.0
+        start_seconds = None if launched_at is None else 0.0
+        self._facts: dict[str, Any] = {"device": "cpu", "start_seconds": start_seconds}
+        self._software: dict[str, str] = {}
+        self._accumulation_steps = 1
         self._reads_lr = "{lr}" in self._program.command
         self._noise: Mapping[str, Any] = {"num_samples": 0, "gradient_square": 0, "variance": 0}
         self._saved = files_in(paths.program)
@@ -136,16 +137,16 @@ class Recorder:
         if self.stops == "asked":
             message = f"stopped on request in epoch {epoch.number}"
             self._end("interrupted", f"{message}; start the same sweep again to resume")
-        elif self.num_done < self._config.epochs and not self.stops:
+            return
+        if self.num_done < self._config.epochs and not self.stops:
             raise ProgramError(self._too_short())
-        else:
-            if not self._evaluations and self._program.most_steps is None:
-                message = (
-                    f"the program reported no evaluation in {self._sum('num_steps')} steps: call "
-                    "run.evaluated(...), or evaluate more often"
-                )
-                self._warn(message, once="")
-            self._end("completed", f"reached {self._config.target}" * (self.stops == "target"))
+        if not self._evaluations and self._program.most_steps is None:
+            message = (
+                f"the program reported no evaluation in {self._sum('num_steps')} steps: call "
+                "run.evaluated(...), or evaluate more often"
+            )
+            self._warn(message, once="")
+        self._end("completed", f"reached {self._config.target}" * (self.stops == "target"))
 
     def close(self) -> None:
         """Close the records."""
@@ -156,33 +157,25 @@ class Recorder:
         return sum(epoch[name] for epoch in self._epochs)
 
     def _end(self, status: Status, message: str) -> None:
-        totals = {"epochs": self.num_done, "num_steps": self._sum("num_steps")}
-        self._write(
-            End(status=status, message=message, **(totals if status == "completed" else {}))
-        )
+        self._write(end_record(status, message, self.num_done, self._sum("num_steps")))
         self._start()
 
     def _too_short(self) -> str:
-        fewer = f", or give epochs={self.num_done}" if self.num_done else ""
+        done, planned = str(self.num_done), f"{self._config.epochs} epochs"
+        remedy = "let `for epoch in run.epochs()` run to its end, or leave it out"
         if self._epoch.is_pass:
-            done = self.num_done + self._passes(self._examples())
-            return (
-                f"the program ended after {done:.1f} of {self._config.epochs} passes over "
-                f"{self._num_train} examples: let run.steps(...) or run.should_stop end its "
-                "loop, without a number of steps of its own, or write `for epoch in run.epochs()` "
-                f"around it{fewer}"
-            )
-        return (
-            f"the program ended after {self.num_done} of {self._config.epochs} epochs: let `for "
-            f"epoch in run.epochs()` run to its end, or leave it out if the program counts steps "
-            f"alone{fewer}"
-        )
+            done = f"{self.num_done + self._passes(self._examples()):.1f}"
+            planned = f"{self._config.epochs} passes over {self._num_train} examples"
+            remedy = "let run.steps(...) or run.should_stop end its loop"
+        fewer = f", or give epochs={self.num_done}" if self.num_done else ""
+        return f"the program ended after {done} of {planned}: {remedy}{fewer}"
 
     def _take_facts(self, report: Mapping[str, Any]) -> None:
         self._has_joined = True
-        facts = {name: fact for name, fact in report["facts"].items() if fact is not None}
-        self._facts |= {**facts, "software": {**self._facts["software"], **report["software"]}}
         self._is_ready |= report["is_ready"]
+        self._software |= report["software"]
+        self._facts |= {name: fact for name, fact in report["facts"].items() if fact is not None}
+        self._accumulation_steps = self._facts.pop("accumulation_steps", self._accumulation_steps)
         if report["is_ready"] and self._launched_at is not None:
             ready_at = file_system_time(self._paths.folder) - report.get("seconds_ago", 0.0)
             self._facts["start_seconds"] = max(0.0, ready_at - self._launched_at)
@@ -217,20 +210,19 @@ class Recorder:
     def _refuse_size(self, size: int) -> None:
         """Raise ProgramError if a step that took so many examples contradicts the point."""
         epoch, local_batch = self._epoch, self._config.examples_per_pass
-        batches = self._facts[_BATCHES]
-        wanted = f"run.local_batch // {batches}" if batches > 1 else "run.local_batch"
         if size > local_batch:
-            raise ProgramError(
-                f"a step of the program took {size} examples of one worker, but the point has "
-                f"local_batch={local_batch}: use {wanted} as the batch size of the loader"
-            )
-        last_size = local_batch if epoch.last_size is None else epoch.last_size
-        if last_size < local_batch and (size < local_batch or not epoch.is_pass):
-            raise ProgramError(
-                f"a step in the middle of an epoch took {last_size} examples of one worker, but "
-                f"the point has local_batch={local_batch}: use {wanted} as the batch size of the "
-                "loader, or say the examples of a step by run.steps(..., examples=...)"
-            )
+            step = f"a step of the program took {size}"
+        elif epoch.last_size < local_batch and (size < local_batch or not epoch.is_pass):
+            step = f"a step in the middle of an epoch took {epoch.last_size}"
+        else:
+            return
+        batches = self._accumulation_steps
+        wanted = f"run.local_batch // {batches}" if batches > 1 else "run.local_batch"
+        raise ProgramError(
+            f"{step} examples of one worker, but the point has local_batch={local_batch}: use "
+            f"{wanted} as the batch size of the loader, or say the examples of a step by "
+            "run.steps(..., examples=...)"
+        )
 
     def _write_step(self, begun: int) -> None:
         """Sample the steps of the epoch after the first `begun` ones."""
@@ -270,20 +262,22 @@ class Recorder:
 
     def _take_noise(self, report: Mapping[str, Any]) -> None:
         """Record the mean of the gradient noise over the steps since the last such report."""
-        names, now = ("gradient_square", "variance"), report["num_samples"]
+        before, now = self._noise, report["num_samples"]
         # The weight of a step's measurement falls by DECAY with each later one, see `Average`.
-        earlier = self._noise["num_samples"] if self._noise["num_samples"] <= now else 0
+        earlier = before["num_samples"] if before["num_samples"] <= now else 0
         if (num_new := now - earlier) == 0:
             return
-        sums = {name: report[name] * _weight(now) for name in names}
-        for name in names:
-            sums[name] -= DECAY**num_new * self._noise[name] * _weight(earlier)
+        faded = DECAY**num_new * _weight(earlier)
+        means = {
+            name: (report[name] * _weight(now) - before[name] * faded) / _weight(num_new)
+            for name in ("gradient_square", "variance")
+        }
         self._noise = report
         self._write(
             NoiseScale(
                 epoch=self._epoch.number,
                 **self._so_far(),
-                **{name: value / _weight(num_new) for name, value in sums.items()},
+                **means,
                 num_gradients=2 * num_new * self._config.num_workers,
                 gradient_batch=self._config.examples_per_pass / 2,
             )
@@ -317,8 +311,7 @@ class Recorder:
         self._keep_checkpoint(report.get("files", {}))
 
     def _end_epoch(self) -> None:
-        epoch = self._epoch
-        examples = self._examples() if epoch.is_pass else self._examples_of_ended_epoch()
+        epoch, examples = self._epoch, self._examples_of_ended_epoch()
         if self._num_train is None and not self.stops:
             self._facts["num_train"] = examples
             message = (
@@ -352,42 +345,42 @@ class Recorder:
 
     def _examples(self) -> int:
         """Return the examples that all ranks have taken in the epoch so far: other ranks as many as
-        rank 0, unless they have begun fewer steps of an epoch that is no pass.
+        rank 0, unless they have begun fewer steps.
         """
-        epoch, examples = self._epoch, 0.0
-        if epoch.is_pass:
-            return epoch.examples * self._config.num_workers
-        for rank in range(self._config.num_workers):
-            begun = self._taken(rank).num_begun or epoch.num_steps
-            examples += epoch.examples * min(1.0, begun / max(1, epoch.num_steps))
-        return round(examples)
+        epoch = self._epoch
+        steps = [min(taken.num_begun, epoch.num_steps) for taken in self._taken_by_ranks()]
+        return round(epoch.examples * sum(steps) / max(1, epoch.num_steps))
 
     def _examples_of_ended_epoch(self) -> int:
-        """Return the examples that all ranks took in the epoch that rank 0 has ended; a rank that
-        does not say it counts as rank 0 does.
-        """
-        epoch, ends_at = self._epoch, time.monotonic() + _MOST_SECONDS_APART
-        rank_0 = Taken(0, epoch.num_steps, epoch.examples)
-        ranks = [rank_0]
-        for rank in range(1, self._config.num_workers):
-            taken = self._taken(rank)
-            while taken.num_begun and not taken.has_ended and time.monotonic() < ends_at:
-                time.sleep(_POLL_SECONDS)
-                taken = self._taken(rank)
-            ranks.append(taken if taken.num_begun or taken.has_ended else rank_0)
+        """Return the examples that all ranks took in the epoch that rank 0 has ended."""
+        ranks = self._taken_by_ranks(_MOST_SECONDS_APART)
         num_steps = [taken.num_steps for taken in ranks]
         if len({*num_steps}) > 1:
             message = (
-                f"the ranks took {listed(num_steps)} steps in epoch {epoch.number}: give all of "
-                "them equally many batches"
+                f"the ranks took {listed(num_steps)} steps in epoch {self._epoch.number}: give all "
+                "of them equally many batches"
             )
             self._warn(message, once="ranks")
         return sum(taken.num_examples for taken in ranks)
 
-    def _taken(self, rank: int) -> Taken:
-        """Return what a rank has taken in the epoch; nothing if it does not say it."""
-        epochs, number = read_taken(self._paths.taken(rank)), self._epoch.number
-        return epochs[number - 1] if 0 < number <= len(epochs) else Taken()
+    def _taken_by_ranks(self, seconds: float = 0.0) -> list[Taken]:
+        """Return what each rank has taken in the epoch. A rank that does not say it, as in a
+        program by steps, counts as rank 0.
+
+        Args:
+            seconds: How long to wait for ranks that have not ended the epoch.
+        """
+        epoch, ends_at = self._epoch, time.monotonic() + seconds
+        ranks = [Taken(epoch.num_steps, epoch.num_steps, epoch.examples)]
+        for rank in range(1, self._config.num_workers):
+            while True:
+                epochs = [ranks[0], *read_taken(self._paths.taken(rank))]
+                taken = epochs[epoch.number] if epoch.number < len(epochs) else Taken()
+                if taken.has_ended or not taken.num_begun or time.monotonic() >= ends_at:
+                    break
+                time.sleep(_POLL_SECONDS)
+            ranks.append(taken if taken.num_begun or taken.has_ended else ranks[0])
+        return ranks
 
     def _passes(self, examples: int) -> float:
         """Return the passes over the training examples; 0 if their number is not known."""
@@ -448,8 +441,8 @@ class Recorder:
 
     @property
     def _num_train(self) -> int | None:
-        told: int | None = self._facts.get("num_train")
-        return told if told is not None else getattr(self._config.data, "num_train", None)
+        num_train: int | None = self._facts.get("num_train")
+        return getattr(self._config.data, "num_train", None) if num_train is None else num_train
 
     def _rate(self) -> float | None:
         return learning_rate(self._config) if self._reads_lr else None
@@ -467,22 +460,19 @@ class Recorder:
                     "bsweep.join(num_train=50000), or give data.num_train=50000"
                 )
             self._is_started = True
-            facts = {name: fact for name, fact in self._facts.items() if name != _BATCHES}
-            facts |= {"num_train": self._num_train or 0, "workers": self._workers()}
-            self._log.write(start_record(self._config, learning_rate=self._rate(), **facts))
+            facts = {**self._facts, "num_train": self._num_train or 0, "workers": self._workers()}
+            facts |= {"learning_rate": self._rate(), "software": self._software}
+            self._log.write(start_record(self._config, **facts))
         waiting, self._waiting = self._waiting, []
         for record in waiting:
             self._log.write(record)
 
     def _workers(self) -> tuple[dict[str, str], ...] | None:
         """Return the host of each worker, by rank; None if a worker has not begun yet."""
-        ranks = range(self._config.num_workers)
-        try:
-            return tuple(
-                {"host": (self._paths.rank_logs(rank) / "host").read_text()} for rank in ranks
-            )
-        except FileNotFoundError:
-            return None
+        logs = [self._paths.rank_logs(rank) for rank in range(self._config.num_workers)]
+        with suppress(FileNotFoundError):
+            return tuple({"host": (folder / "host").read_text()} for folder in logs)
+        return None
 
     def _write(self, record: Record) -> None:
         self._waiting.append(record)
