@@ -297,7 +297,7 @@ def test_values_are_averaged_by_the_function_that_is_given(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda run: run.log(train_loss=3.0, reduce="mean"), "needs a function mean="),
+        (lambda run: run.log(train_loss=3.0, reduce="mean"), "with a function mean="),
         (lambda run: run.log(train_loss=3.0, reduce="sum"), 'use reduce="mean"'),
         (lambda run: run.log(loss=1.0), r"log\(loss=...\) is unknown: bsweep knows energy"),
         (lambda run: run.evaluated(test_accuracy=93.0), "divide a percentage by 100"),

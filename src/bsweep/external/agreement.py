@@ -36,8 +36,14 @@ class Agreement:
         self._decided_at, self._decided_step, self._last_gap = time.monotonic(), 0, 1
         self.next_step = 0
         """The number of steps after which the workers agree the next time."""
-        if self._rank == 0 and self._num_others:
-            self._listen()
+        if rank == 0 and self._num_others:
+            host = os.environ.get("BSWEEP_ADDRESS", "127.0.0.1")
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._server = socket.create_server((host, 0), family=family, backlog=self._num_others)
+            self._server.settimeout(WAIT_SECONDS)
+            self._key = secrets.token_hex(16)
+            meeting.touch(mode=0o600)
+            meeting.write_text(json.dumps([*self._server.getsockname()[:2], self._key]))
 
     def decide(
         self, wish: str, num_steps: int, steps_left: int | None, *, at_epoch_end: bool
@@ -69,27 +75,16 @@ class Agreement:
         self._last_gap = gap = max(1, min(int(rate * _DECIDE_SECONDS), 2 * self._last_gap))
         return gap if steps_left is None else max(1, min(gap, steps_left))
 
-    def _listen(self) -> None:
-        self._key = secrets.token_hex(16)
-        host = os.environ.get("BSWEEP_ADDRESS", "127.0.0.1")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._server = socket.create_server((host, 0), family=family, backlog=self._num_others)
-        self._server.settimeout(WAIT_SECONDS)
-        self._meeting.touch(mode=0o600)
-        self._meeting.write_text(json.dumps([*self._server.getsockname()[:2], self._key]))
-
     def _tell(self, wish: str, gap: int) -> str:
         """Tell the others the reason to stop, and the steps until the next decision. Return the
         reason; an empty text if the others cannot be told, who would wait for this worker for ever.
         """
         while len(self._peers) < self._num_others and not self.has_given_up:
             try:
-                connection, _ = self._server.accept()
+                peer = _stream(self._server.accept()[0], WAIT_SECONDS)
             except TimeoutError:
                 self._give_up()
                 break
-            connection.settimeout(WAIT_SECONDS)
-            peer = _stream(connection)
             with suppress(OSError):  # somebody else's connection
                 if peer.readline().strip() == self._key:
                     self._peers.append(peer)
@@ -117,31 +112,34 @@ class Agreement:
         Rank 0 may evaluate for long meanwhile.
         """
         with suppress(OSError, ValueError):
-            if not self._peers and not self.has_given_up:
-                self._peers = self._connected()
-            for peer in self._peers:
-                wish, gap = json.loads(peer.readline())
+            if not self.has_given_up:
+                self._peers = self._peers or [self._connected()]
+                wish, gap = json.loads(self._peers[0].readline())
                 return wish, gap
         self.has_given_up, self._peers = True, []
         return None
 
-    def _connected(self) -> list[TextIO]:
-        """Return the connection to rank 0; an empty list if rank 0 has given up."""
+    def _connected(self) -> TextIO:
+        """Return the connection to rank 0.
+
+        Raises:
+            TimeoutError: If rank 0 has given up, or does not begin to listen.
+        """
         ends = time.monotonic() + WAIT_SECONDS
-        while time.monotonic() < ends:
+        meeting = None
+        while meeting != [] and time.monotonic() < ends:
             with suppress(OSError, ValueError):  # rank 0 has not begun to listen
                 meeting = json.loads(self._meeting.read_text())
-                if not meeting:
-                    break
                 host, port, key = meeting
                 peer = _stream(socket.create_connection((host, port)))
                 print(key, file=peer, flush=True)
-                return [peer]
+                return peer
             time.sleep(0.01)
-        return []
+        raise TimeoutError
 
 
-def _stream(connection: socket.socket) -> TextIO:
+def _stream(connection: socket.socket, timeout: float | None = None) -> TextIO:
     """Return a connection as a stream of lines, which closes it."""
     with closing(connection):
+        connection.settimeout(timeout)
         return connection.makefile("rw")

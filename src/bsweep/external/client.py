@@ -201,8 +201,8 @@ class Run:
                 f"evaluated(test_accuracy={test_accuracy:g}) is not a fraction between 0 and 1: "
                 "divide a percentage by 100."
             )
-        given = {"test_loss": test_loss, "test_accuracy": test_accuracy}
-        values = {name: value for name, value in given.items() if value is not None}
+        scores = {"test_loss": test_loss, "test_accuracy": test_accuracy}
+        values = {name: score for name, score in scores.items() if score is not None}
         self.loop.evaluated(self._reduced(values, reduce, mean))
 
     def noise(self, monitor: Noise) -> None:
@@ -220,12 +220,11 @@ class Run:
     def _reduced(
         self, values: Mapping[str, float], reduce: str | None, mean: Mean | None
     ) -> dict[str, float]:
-        if reduce not in (None, "mean"):
-            raise ValueError(f'reduce={reduce!r} is unknown: use reduce="mean", or leave it out.')
-        if reduce and mean is None:
+        if reduce not in (None, "mean") or (reduce and mean is None):
             raise ValueError(
-                'reduce="mean" needs a function mean=..., which returns the mean of a number over '
-                "all workers, such as mean=lambda x: hvd.allreduce(torch.tensor(x)).item()."
+                f'reduce={reduce!r}: use reduce="mean" with a function mean=..., which returns the '
+                "mean of a number over all workers, such as mean=lambda x: "
+                "hvd.allreduce(torch.tensor(x)).item()."
             )
         return {name: float(mean(value) if mean else value) for name, value in values.items()}
 
