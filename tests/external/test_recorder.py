@@ -165,6 +165,7 @@ def test_reports_become_records(
         ([begins(1), steps(4, 3, 4)], "in the middle of an epoch took 3 examples"),
         ([begins(1), steps(2), steps(2)], "took 2 examples"),
         ([begins(1, is_pass=True), steps(4, 2, 2, 4)], "took 2 examples of one worker"),
+        ([*epoch(), begins(2), ENDS], "epoch 2 had no step, because run.steps.* got no batch"),
         (
             [*epoch(), begins(2, is_pass=True), steps(4, 4)],
             r"1.5 of 5 passes over 16 examples: let run.steps\(...\) .*, or give epochs=1",

@@ -86,9 +86,7 @@ def run_program(
 
 
 def _run_recorded(command: _Command, recorder: Recorder, on_step: Callable[[], None]) -> None:
-    """Run the command, and record what it says: by its calls or, if it makes none, by the metrics
-    that it writes.
-    """
+    """Run the command, and record what it says by its calls or by the metrics that it writes."""
     program, calls = command.program, GrowingFile(command.reports)
     command.ends_early.unlink(missing_ok=True)
     command.reports.unlink(missing_ok=True)
@@ -103,13 +101,9 @@ def _run_recorded(command: _Command, recorder: Recorder, on_step: Callable[[], N
         recorder.take({"kind": "facts", "is_ready": False, "facts": {}, "software": software})
 
     def listen(*, is_last: bool = False) -> bool:
-        reports = [json.loads(line) for line in calls.new_lines() or []]
-        if written and reports:
-            raise ProgramError(
-                "the program calls bsweep.join(), and program.metrics is given: leave one of them "
-                "out"
-            )
-        if written:
+        if not written:
+            reports = [json.loads(line) for line in calls.new_lines() or []]
+        else:
             try:
                 reports = written.end() if is_last else written.reports()
             except ValueError as error:
