@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from bsweep.external.adapters.calls import NAMES, Calls
+from bsweep.external.adapters.calls import Calls
 from tests.external.test_client import examples_by_epoch, reports, run_in
 from tests.support.running import ran_ok
 
@@ -82,11 +81,6 @@ for epoch in run.epochs():
 foreign = {"torch", "numpy", "pydantic", "psutil", "hydra"} & set(sys.modules)
 assert not foreign and sys.prefix.endswith("bare"), (foreign, sys.prefix)
 """
-
-
-def test_scripts_may_import_adapters_by_the_former_name() -> None:
-    adapters = importlib.import_module("bsweep.programs.adapters.calls")
-    assert adapters.NAMES == NAMES
 
 
 def test_an_interpreter_without_packages_takes_part(tmp_path: Path) -> None:
