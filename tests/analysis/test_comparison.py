@@ -82,7 +82,7 @@ def typed(line: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Run a command as the program does, in this process, and return its exit code."""
     monkeypatch.chdir(desk)
     try:
-        return main._run("compare", shlex.split(line))
+        return main.run(["compare", *shlex.split(line)])
     except SystemExit as error:
         return int(str(error.code))
 

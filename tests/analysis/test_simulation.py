@@ -29,7 +29,7 @@ from bsweep.analysis.simulation.rows import row_of
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import Outcome
 from bsweep.cli import simulate as command
-from bsweep.cli.values import counts
+from bsweep.cli.options import counts
 from bsweep.runlog.probe_file import PROBE_SCHEMA
 from bsweep.runlog.records import Step
 from tests.support.running import compose

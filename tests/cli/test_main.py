@@ -26,7 +26,7 @@ from bsweep.core.terminal import BAD_CONFIG, INTERRUPTED
 def test_what_is_mistyped_is_answered_with_what_was_meant(
     typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main._run(typed[0], typed[1:]) == BAD_CONFIG
+    assert main.run(typed) == BAD_CONFIG
     assert said in capsys.readouterr().err
 
 
@@ -41,10 +41,10 @@ def test_what_is_mistyped_is_answered_with_what_was_meant(
 def test_an_interrupted_command_says_how_to_train_the_rest(
     command: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def interrupted(command: str, arguments: list[str]) -> int:
+    def interrupted(words: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main, "_run", interrupted)
+    monkeypatch.setattr(main, "run", interrupted)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(terminal, "set_up_logging", lambda: None)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)

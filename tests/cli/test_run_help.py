@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from bsweep.cli import run_help
-from bsweep.compose import hydra_grid
+from bsweep.compose import hydra_grid, words
 from bsweep.config.parsing import conf_dir
 from bsweep.config.run import GROUPS
 from bsweep.config.values import ConfigError, flatten
@@ -40,14 +40,14 @@ def test_each_option_says_in_a_sentence_what_it_is_for(path: Path) -> None:
 
 def test_help_shows_every_key_of_the_chosen_options() -> None:
     given = ["strategy=diloco", "epochs=7"]
-    text = run_help.text(given)
-    point, _, _ = hydra_grid.described(given)
+    text = run_help.text(words.read(given))
+    point, _, _ = hydra_grid.described(words.read(given))
     names = {f"{group}.name" for group in GROUPS}
     assert set(re.findall(r"^  ([\w.]+)=", text, re.MULTILINE)) >= point.keys() - names
 
 
 def test_help_shows_the_values_and_meanings_of_what_was_typed() -> None:
-    text = run_help.text(["strategy=diloco", "epochs=7", "model=tiny_cnn"])
+    text = run_help.text(words.read(["strategy=diloco", "epochs=7", "model=tiny_cnn"]))
     assert "data.side=8 data.crop_padding=0" in " ".join(text.split()), "with which it learns"
     assert re.search(r"epochs=7 +passes over the training set", text)
     assert re.search(r"optimizer.lr=0.0004 +learning rate", text)  # that of diloco's own optimizer
@@ -57,4 +57,4 @@ def test_help_shows_the_values_and_meanings_of_what_was_typed() -> None:
 
 def test_help_names_an_unknown_option() -> None:
     with pytest.raises(ConfigError, match="ringo"):
-        run_help.text(["strategy=ringo"])
+        run_help.text(words.read(["strategy=ringo"]))

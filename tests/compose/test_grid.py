@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from bsweep.compose import grid
+from bsweep.compose import grid, words
 from bsweep.config.parsing import conf_dir
 from bsweep.config.values import ConfigError
 
@@ -80,6 +81,11 @@ def composed(overrides: list[str]) -> DictConfig:
     return compose("config", overrides)
 
 
+def settings(point: Iterable[str]) -> list[words.Setting]:
+    loader = GlobalHydra.instance().config_loader()
+    return [setting for (setting,) in words.parse(list(point), loader).values()]
+
+
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", GRIDS)
 def test_points_are_as_hydra_composes_each(name: str) -> None:
@@ -91,7 +97,7 @@ def test_points_are_as_hydra_composes_each(name: str) -> None:
         except (ConfigError, HydraException):
             continue
     assert len(possible) >= 4
-    found = grid.configs(composed, [point for point, _ in possible])
+    found = grid.configs(composed, [settings(point) for point, _ in possible])
     assert found == [config for _, config in possible]
     assert [config.run_id for config in found] == [config.run_id for _, config in possible]
 
@@ -104,7 +110,7 @@ def test_what_is_wrong_is_said_of_every_value_once() -> None:
         for s in ("0", "-1")
     ]
     with pytest.raises(ConfigError) as raised:
-        grid.configs(composed, points)
+        grid.configs(composed, map(settings, points))
     every = set()
     for point in points:
         try:

@@ -7,17 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from bsweep.compose import hydra_grid, overrides
+from bsweep.compose import hydra_grid, words
+from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 
 POINT = ("local_batch=8", "strategy=single", "launch=inline")
 
 
+def composed(*typed: str) -> list[RunConfig]:
+    return hydra_grid.composed(words.read(typed))
+
+
 def test_a_grid_is_in_the_order_of_its_keys_and_the_last_value_of_a_key_counts() -> None:
     given = ("seed=1", "epochs=2,3", "data=digits", "local_batch=16,8", "seed=range(5,7)")
-    configs = hydra_grid.composed((*POINT, *given))
+    configs = composed(*POINT, *given)
     found = [(config.local_batch, config.seed, config.epochs) for config in configs]
     assert found == [*itertools.product((16, 8), (5, 6), (2, 3))]
+
+
+def test_a_single_value_of_an_experiments_axis_counts(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/one.yaml").write_text(
+        "# @package _global_\nhydra:\n  sweeper:\n    params: {model: tiny_cnn, seed: '3'}\n"
+    )
+    (config,) = composed("--config-dir", str(tmp_path), *POINT, "experiment=one")
+    assert (config.model.name, config.seed) == ("tiny_cnn", 3)
 
 
 def test_a_folder_of_settings_adds_experiments(tmp_path: Path) -> None:
@@ -26,17 +40,17 @@ def test_a_folder_of_settings_adds_experiments(tmp_path: Path) -> None:
         "# @package _global_\nepochs: 7\nhydra:\n  sweeper:\n    params: {seed: '3,4'}\n"
     )
     flags = ("--config-dir", str(tmp_path / "mine"))
-    configs = hydra_grid.composed((*flags, *POINT, "experiment=own"))
+    configs = composed(*flags, *POINT, "experiment=own")
     assert [(config.epochs, config.seed) for config in configs] == [(7, 3), (7, 4)]
     with pytest.raises(ConfigError, match="no such folder"):
-        hydra_grid.composed(("--config-dir", str(tmp_path / "none"), *POINT))
+        composed("--config-dir", str(tmp_path / "none"), *POINT)
     with (tmp_path / "mine/experiment/own.yaml").open("a") as file:
         file.write("  callbacks: {mine: {_target_: x.Y}}\n")
     with pytest.raises(ConfigError, match=r"without Hydra's key hydra\.callbacks: leave it out"):
-        hydra_grid.composed((*flags, *POINT, "experiment=own"))
+        composed(*flags, *POINT, "experiment=own")
 
 
 @pytest.mark.parametrize("flag", ["--help", "--hydra-help", "--cfg=job", "--info", "-sc"])
 def test_flags_that_only_show_run_nothing(flag: str) -> None:
-    assert overrides.only_shows([flag])
-    assert not overrides.only_shows(["-m", *POINT])
+    assert words.read([flag]).only_show
+    assert not words.read(["-m", *POINT]).only_show

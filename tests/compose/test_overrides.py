@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import bsweep as library
 from bsweep.cli import run as command
-from bsweep.compose.overrides import as_hydra_takes
+from bsweep.compose.words import as_hydra_takes
 from bsweep.config.parsing import known_keys
 from bsweep.config.run import GROUPS, RunConfig
 from bsweep.study import attempts

@@ -23,10 +23,10 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
-from bsweep.config.contradictions import refuse_vain_evaluations
 from bsweep.config.groups import AllocationConfig
 from bsweep.config.measure import MeasureConfig
 from bsweep.config.parsing import conf_dir, parse
+from bsweep.config.rules import refuse_vain_evaluations
 from bsweep.config.run import GROUPS, RunConfig, names, variants
 from bsweep.config.values import ConfigError
 from tests.support.running import bsweep, compose, write_text

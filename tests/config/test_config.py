@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bsweep.config.card import resolve
+from bsweep.config.card import load_object
 from bsweep.config.parsing import conf_dir
 from bsweep.config.programs import ProgramConfig
 from bsweep.config.run import GROUPS, names, variants
-from bsweep.config.splitting import DeepSpeedConfig
+from bsweep.config.split_strategies import DeepSpeedConfig
 from bsweep.config.strategies import PLAIN_HOROVOD, HorovodConfig
 from tests.support.running import compose
 
@@ -140,7 +140,7 @@ def test_what_every_card_builds_is_there(group: str) -> None:
             card in (HorovodConfig, DeepSpeedConfig)
             and importlib.util.find_spec(names(card)[0]) is None
         ):
-            assert resolve(card.builds), card
+            assert load_object(card.builds), card
 
 
 def test_num_workers_follows_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:

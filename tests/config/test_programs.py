@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bsweep.config.program_point import values_of
-from bsweep.config.programs import OwnProgramConfig
+from bsweep.config.programs import OwnProgramConfig, values_of
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from tests.support.running import compose
@@ -69,7 +68,7 @@ def test_words_in_braces_are_keys_of_the_point(arguments: str, words: list[str])
         ("launch.slowdown=[2]", "launch.slowdown=[2.0] with program=own"),
         ("measure.noise_scale=true", "bsweep.NoiseScale"),
         ("optimizer.lr_rule=linear", "needs a rate to scale"),
-        ("optimizer.schedule=cosine", "the program does this itself"),
+        ("optimizer.schedule=cosine", "with program=own: leave them out"),
         ("program.python=/no/python", "program.python=/no/python: there is no such program"),
         ("program.folder=/nowhere", "program.folder=/nowhere: there is no such folder"),
         ("program.files=[model.py]", "there is no file"),

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from bsweep import data
-from bsweep.config import own, own_code
+from bsweep.config import user_code, user_files
 from bsweep.config.data import TorchvisionConfig, TorchvisionDataset
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
@@ -67,13 +67,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to start in, whose code no test has imported."""
     (tmp_path / "mydata.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-    for cache in (own_code.of_file, own_code.of_package):
+    for cache in (user_files.of_file, user_files.of_package):
         cache.cache_clear()
     return tmp_path
 
 
 def point(name: str, *more: str) -> RunConfig:
-    return own.resolve(
+    return user_code.resolve(
         compose(
             "local_batch=8", "data=own", f"data.target=mydata.py:{name}", "model=tiny_cnn", *more
         )
@@ -123,7 +123,7 @@ def test_run_ids_tell_options_and_code_apart(folder: Path) -> None:
     before, four = point("images"), point("images", "+data.options.classes=4")
     assert before.run_id == point("images", "data.options=null").run_id != four.run_id
     (folder / "mydata.py").write_text(FILE + "\n")
-    own_code.of_file.cache_clear()
+    user_files.of_file.cache_clear()
     assert point("images").run_id != before.run_id
 
 

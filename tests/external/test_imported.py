@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import bsweep
-from bsweep.cli import import_runs, predict, report, study_commands
+from bsweep.cli import main, predict, report, study_commands
 from bsweep.runlog.reading import read_records, read_run
 
 SAYS_SIZE = ("--set", "num_train=100")
@@ -31,7 +31,7 @@ def curve(run: str, batch: int, *more: tuple[str, Any], epochs: int = 3) -> list
 
 def import_to(folder: Path, source: Path | str, *more: str) -> list[list[dict[str, Any]]]:
     """Import a source, and return the records of the study's runs."""
-    code = import_runs.run([str(source), "--study", str(folder / "mine"), *SAYS_SIZE, *more])
+    code = main.run(["import", str(source), "--study", str(folder / "mine"), *SAYS_SIZE, *more])
     assert code == 0
     return [list(read_records(path)[0]) for path in sorted(folder.glob("mine/*/metrics.jsonl"))]
 
@@ -175,7 +175,7 @@ def test_bad_input_is_named_and_nothing_written(
     source = tmp_path / ("runs.jsonl" if rows[:1] == "{" else "runs.csv")
     source.write_bytes(rows if isinstance(rows, bytes) else rows.encode())
     where = [str(source), "--study", str(tmp_path / "mine")]
-    assert import_runs.run([*where, *SAYS_SIZE, *words]) == 2
+    assert main.run(["import", *where, *SAYS_SIZE, *words]) == 2
     assert said in caplog.text
     assert not (tmp_path / "mine").exists()
 
@@ -190,7 +190,7 @@ def test_a_missing_file_and_size_are_named(
         ("", "give a table of CSV (.csv) or of lines of JSON (.jsonl)"),
     ):
         where = [str(tmp_path / name), "--study", str(tmp_path / "mine")]
-        assert import_runs.run([*where, *CURVES]) == 2
+        assert main.run(["import", *where, *CURVES]) == 2
         assert said in caplog.text
 
 
@@ -225,11 +225,11 @@ def test_no_command_repeats_imported_runs(
     rows = [*curve("a", 8, ("status", "finished")), *curve("b", 16, ("status", "killed"))]
     import_to(tmp_path, write_csv(tmp_path / "runs.csv", rows), *CURVES)
     study = str(tmp_path / "mine")
-    assert study_commands._resume([study]) == 0
+    assert main.run(["resume", study]) == 0
     assert study_commands.status([study]) == 0
     said = capsys.readouterr().out
     assert "nothing is left to do: 1 completed, 1 interrupted" in said
     assert "again" not in said
-    with pytest.raises(ValueError, match="no point of a command has the state interrupted"):
-        study_commands._retry([study, "--status", "interrupted"])
     assert not caplog.records
+    assert main.run(["retry", study, "--status", "interrupted"]) == 2
+    assert "no point of a command has the state interrupted" in caplog.text

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.launch import team as leading
 from bsweep.runlog.reading import read_records
 from bsweep.train import team_worker
@@ -156,7 +156,7 @@ def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -
         )
         model = ("model=own", f"model.target={tmp_path}/mine{number}.py:build")
         point = compose("local_batch=8", "num_workers=2", *model)
-        keys.append(leading.key_of(own.resolve(point)))
+        keys.append(leading.key_of(user_code.resolve(point)))
     assert keys[0] == keys[1] != keys[2]
     assert keys[2] != leading.key_of(compose("local_batch=8", "num_workers=2"))
 

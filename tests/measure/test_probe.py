@@ -242,7 +242,7 @@ def test_bad_input_exits_with_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main._run(command, ("local_batch=8", *words.split())) == 2
+    assert main.run([command, "local_batch=8", *words.split()]) == 2
     said = capsys.readouterr().err
     assert said.count("bsweep: ") == 1
     assert [one for one in expected if one not in said] == [], said

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bsweep import models
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError
@@ -118,8 +118,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def checked(*overrides: str, shape: tuple[int, ...] = (3, 8, 8)) -> RunConfig:
-    config = own.resolve(compose("local_batch=8", *overrides))
-    own.check(config)
+    config = user_code.resolve(compose("local_batch=8", *overrides))
+    user_code.check(config)
     models.check_model(config, 10, shape)
     models.try_model(config, DataInfo(8, 8, shape, (), 10))
     return config
@@ -215,7 +215,7 @@ REGRESSION = DataInfo(8, 8, (3, 8, 8), (), 1, label_shape=(2,), is_regression=Tr
 def test_a_few_examples_are_tried_before_anything_starts(
     folder: Path, words: str, info: DataInfo, expected: str
 ) -> None:
-    config = own.resolve(compose("local_batch=8", *words.split()))
+    config = user_code.resolve(compose("local_batch=8", *words.split()))
     with pytest.raises(ConfigError, match=expected) as caught:
         models.try_model(config, info)
     assert "\n" not in str(caught.value)
@@ -232,7 +232,9 @@ def test_a_models_long_error_is_cut(folder: Path, name: str, remedy: str) -> Non
         "    def __init__(self, *_): super().__init__(1, 1)\n"
         "    forward = loud\n"
     )
-    config = own.resolve(compose("local_batch=8", "model=own", f"model.target=shouts.py:{name}"))
+    config = user_code.resolve(
+        compose("local_batch=8", "model=own", f"model.target=shouts.py:{name}")
+    )
     with pytest.raises(ConfigError, match=r"ValueError: x+\n") as caught:
         models.try_model(config, IMAGES)
     assert remedy in str(caught.value)
@@ -392,7 +394,7 @@ def test_a_sweep_over_options_and_a_changed_file_are_runs_of_their_own(folder: P
             "+model.options.width=3",
             "+model.options.norm=true",
         )
-        assert (own.resolve(compose(*point, *options)).run_id in sizes) == is_known
+        assert (user_code.resolve(compose(*point, *options)).run_id in sizes) == is_known
 
 
 @pytest.mark.full

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics import optim
 from bsweep.numerics.restoring import restoring
@@ -70,7 +70,7 @@ EQUAL: dict[str, Callable[[nn.Module], Optimizer]] = {
 @pytest.mark.parametrize("words", EQUAL)
 def test_optimizers_on_the_vector_equal_those_on_a_plain_model(words: str) -> None:
     given = ("local_batch=8", "optimizer.lr=0.01", "optimizer.weight_decay=0.1")
-    config = own.resolve(compose(*given, *words.split()))
+    config = user_code.resolve(compose(*given, *words.split()))
     plain, model = make_model(), make_model()
     start = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     vector = Vector(model)

@@ -38,7 +38,6 @@ class Scaled(TorchStrategy):
             (
                 "",
                 """
-@dataclass(frozen=True, kw_only=True)
 class ScaledConfig(StrategyConfig):
     name: Literal["scaled"]
     scale: Positive
@@ -75,7 +74,6 @@ class Rounded(Codec):
             (
                 "",
                 """
-@dataclass(frozen=True, kw_only=True)
 class RoundedConfig(CodecConfig):
     name: Literal["rounded"]
     digits: Count
@@ -103,7 +101,6 @@ def build(config, *, num_classes, shape):
             (
                 "",
                 """
-@dataclass(frozen=True, kw_only=True)
 class LinearConfig(ModelConfig):
     name: Literal["linear"]
 

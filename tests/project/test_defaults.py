@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bsweep.cli import run_help
+from bsweep.compose.words import read
 from tests.project.test_docs import commands
 from tests.support.running import ROOT, ran_ok, summaries
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.full
 
 def first_example() -> list[str]:
     """The words of the first example of `bsweep run --help`."""
-    (words, *_) = re.findall(r"^ +bsweep run (.*)$", run_help.text([]), re.MULTILINE)
+    (words, *_) = re.findall(r"^ +bsweep run (.*)$", run_help.text(read([])), re.MULTILINE)
     return str(words).split()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsweep.compose import hydra_grid, overrides
+from bsweep.compose import hydra_grid
 from bsweep.core.torchvision_shim import import_torchvision
 from tests.data.test_data import write_image
 from tests.project.test_experiments import written
@@ -76,9 +76,9 @@ def test_what_a_page_says_to_run_is_a_grid(
     line: str, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(desk)
-    words = shlex.split(line, comments=True)[2:]
-    no_probe = [word for word in words if not word.startswith("allocation=")]
-    assert hydra_grid.composed(overrides.arranged(no_probe))
+    arguments = shlex.split(line, comments=True)[2:]
+    no_probe = [word for word in arguments if not word.startswith("allocation=")]
+    assert hydra_grid.composed(words.read(no_probe))
 
 
 @pytest.mark.full

@@ -213,7 +213,7 @@ def test_a_lone_worker_of_another_strategy_is_left_out(tmp_path: Path) -> None:
     found = bsweep.predict(study, TARGET, network="1gbit", workers=[1, 2, 4])
     of = found.cells.groupby("way")["num_workers"].max()
     assert of.to_dict() == {"single": 1, "ddp": 4}
-    assert found.warnings[0].startswith("with 1gbit, strategy=single exchanges nothing")
+    assert found.warnings[0].startswith("with 1gbit, strategy=single with num_workers=")
 
 
 def test_the_words_of_larger_clusters_keep_every_option() -> None:
@@ -291,7 +291,7 @@ def test_what_describes_machines_wrongly_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for command in commands:
-        assert main._run(command, [*BEGINS[command], *given.split()]) == BAD_CONFIG
+        assert main.run([command, *BEGINS[command], *given.split()]) == BAD_CONFIG
         assert says in caplog.text
         caplog.clear()
     assert not (tmp_path / "results").exists()

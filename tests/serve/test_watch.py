@@ -240,11 +240,11 @@ def test_a_port_in_use_is_told(
     tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = str(write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,)))
-    assert main._run("watch", [study, "--port", str(server.port)]) == BAD_CONFIG
+    assert main.run(["watch", study, "--port", str(server.port)]) == BAD_CONFIG
     assert f"--port {server.port}: another program uses this port of 127.0.0.1." in caplog.text
-    assert main._run("watch", [study, "--port", "70000"]) == BAD_CONFIG
+    assert main.run(["watch", study, "--port", "70000"]) == BAD_CONFIG
     assert "--port 70000: give a port from 0 to 65535." in caplog.text
-    assert main._run("watch", [str(tmp_path / "none")]) == BAD_CONFIG
+    assert main.run(["watch", str(tmp_path / "none")]) == BAD_CONFIG
     assert "none" in caplog.text.splitlines()[-1]
 
 
@@ -252,7 +252,7 @@ def test_the_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert main._run("watch", ["results/any"]) == BAD_CONFIG
+    assert main.run(["watch", "results/any"]) == BAD_CONFIG
     assert "starlette, uvicorn not installed: pip install 'bsweep[watch]'" in caplog.text
 
 

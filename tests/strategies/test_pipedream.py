@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bsweep import data, models
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.data import plan
@@ -110,7 +110,7 @@ def test_workers_reach_the_weights_of_the_formula(
     contract = (*base, "optimizer.lr=0.1")
     workers = trained(num_workers, *words, contract=contract)
     stages = workers[0]["start"]["stages"]
-    config = own.resolve(compose(f"num_workers={num_workers}", *contract, *words))
+    config = user_code.resolve(compose(f"num_workers={num_workers}", *contract, *words))
     num_stages = len(stages)
     lags = [num_stages - 1 - stage for stage in range(num_stages)]
     delays = [num_stages - 1] * num_stages if sync else lags

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from bsweep.config.splitting import PipelineConfig
+from bsweep.config.split_strategies import PipelineConfig
 from bsweep.numerics import timing
 from bsweep.numerics.activations import Activations
 from bsweep.strategies.stages import Times, balanced

@@ -77,12 +77,15 @@ def test_sent_bytes_count_replicas_gradients_too() -> None:
     ("words", "said"),
     [
         ("model=vgg16 num_workers=4", ""),
-        ("model=vgg16 num_workers=3", r"model=vgg16 .*: the 4096 values .* 3 workers"),
-        ("model=llama_tiny num_workers=3", r"model.num_heads=4 .* 3 workers for each replica"),
+        ("model=vgg16 num_workers=3", r"model=vgg16 .* the 3 workers .* divide 4096"),
+        (
+            "model=llama_tiny num_workers=3",
+            r"model=llama_tiny .* the 3 workers .* divide 176 and 4",
+        ),
         ("model=llama_tiny num_workers=4 model.intermediate_size=172", ""),
         (
             "model=llama_tiny num_workers=4 model.intermediate_size=174",
-            r"model=llama_tiny .*: the 174 values .* 4 workers",
+            r"model=llama_tiny .* the 4 workers .* divide 174 evenly",
         ),
         ("model=tiny_cnn num_workers=2", "model=tiny_cnn: the model has no plan"),
     ],

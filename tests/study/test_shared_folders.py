@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bsweep.compose import hydra_grid, overrides
+from bsweep.compose import hydra_grid, words
 from bsweep.runlog.files import RunPaths
 from bsweep.study import branching, commands
 from tests.support.running import TINY, bsweep, compose
@@ -35,7 +35,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "theirs.py").write_text("open('theirs ran', 'w').close()\n" + MODEL)
     folder = tmp_path / "results/s"
     folder.mkdir(parents=True)
-    commands.keep(folder, POINT, hydra_grid.composed(overrides.arranged(POINT)))
+    commands.keep(folder, POINT, hydra_grid.composed(words.read(POINT)))
     return folder
 
 

@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bsweep.compose import hydra_grid
+from bsweep.compose import hydra_grid, words
 from bsweep.core import parent_process
 from bsweep.runlog import reading, records
 from bsweep.runlog.json_schemas import Meta, Summary
@@ -65,7 +65,7 @@ def main(path: str) -> None:
         if has_horovod or not module.startswith("horovod."):
             importlib.import_module(module)
     # Hydra finds its plugins, its parser gets to know the grammar, and pydantic the schema.
-    assert hydra_grid.composed(["local_batch=8"])[0].run_id
+    assert hydra_grid.composed(words.read(["local_batch=8"]))[0].run_id
     for schema in (*reading._TYPES.values(), Meta, Summary):
         records.adapter(schema)
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from bsweep import batching, data, models, strategies
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.data import augment
@@ -85,7 +85,7 @@ def run(
 
     Gradients of rank `overflow[0]` are infinite in step `overflow[1]`, if there is such.
     """
-    config = own.resolve(config)
+    config = user_code.resolve(config)
     place = Place.from_environment(config.num_server_processes)
     seen: list[tuple[list[int], list[torch.Tensor]]] = []
 

@@ -34,7 +34,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsweep.compose.overrides import as_hydra_takes
+from bsweep.compose.words import as_hydra_takes
 from bsweep.config.parsing import conf_dir, parse
 from bsweep.config.run import RunConfig
 from bsweep.core import parent_process

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bsweep.config.splitting import PipelineConfig
+from bsweep.config.split_strategies import PipelineConfig
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import StageLoad, WorkerMemory
 from tests.support.synthetic_study import META, write_run

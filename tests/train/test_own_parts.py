@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bsweep import batching
-from bsweep.config import own
-from bsweep.config.own import Own
+from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
+from bsweep.config.user_code import UserCode
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.numerics import optim
@@ -121,7 +121,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def resolved(*overrides: str) -> RunConfig:
-    return own.resolve(compose("local_batch=8", "model=tiny_cnn", *TINY, *overrides))
+    return user_code.resolve(compose("local_batch=8", "model=tiny_cnn", *TINY, *overrides))
 
 
 def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:
@@ -230,7 +230,7 @@ def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:
     losses = {}
     for path in (folder / "results/s").glob("*/summary.json"):
         codec = read_config(path.with_name("config.yaml")).compression
-        losses[codec.options["limit"] if isinstance(codec, Own) else None] = json.loads(
+        losses[codec.options["limit"] if isinstance(codec, UserCode) else None] = json.loads(
             path.read_text()
         )["train_loss"]
     assert losses[9.0] == pytest.approx(losses[None], rel=1e-5)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from bsweep import strategies
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.values import ConfigError
 from bsweep.core import memory
 from bsweep.core.ranks import Place
@@ -655,7 +655,7 @@ def test_a_model_that_waits_for_the_device_trains_without_a_graph(
         f"device={device}",
         "precision=fp32",
     )
-    worker.train(own.resolve(compose(*POINT, *words)), RunPaths(tmp_path), Place())
+    worker.train(user_code.resolve(compose(*POINT, *words)), RunPaths(tmp_path), Place())
     start, *others = read_records(RunPaths(tmp_path).metrics)[0]
     assert others[-1]["status"] == "completed"
     assert start["graph"] is (False if device == "cuda" else None)
@@ -689,7 +689,7 @@ def test_a_loss_that_is_a_view_of_a_parameter_scales_no_step(
     """The gradient of such a parameter is a view of the factor from which a pass goes back."""
     (tmp_path / "mine.py").write_text(SHIFTED_LOSS)
     words = ("model=own", f"model.target={tmp_path / 'mine.py'}:build", "precision=fp32")
-    config = own.resolve(compose(*POINT, *TINY, *words))
+    config = user_code.resolve(compose(*POINT, *TINY, *words))
     job = worker.set_up(config, RunPaths(tmp_path), Place())
     batch = torch.arange(8)
     found = []

@@ -24,7 +24,7 @@ from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.selection import missing
 from bsweep.analysis.prediction.simulated import check_networks, check_points, larger_grid
 from bsweep.analysis.prediction.ways import names_of_points
-from bsweep.compose import hydra_grid, overrides
+from bsweep.compose import hydra_grid, words
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
         budget = None if options.budget is None else parse_seconds(options.budget)
         metric = "target_accuracy" if options.target_loss is None else "target_loss"
         given = [*options.overrides, f"{metric}={target.value!r}"]
-        configs = hydra_grid.composed(overrides.arranged(given))
+        configs = hydra_grid.composed(words.read(given))
         target = replace(target, part=configs[0].evaluated_part)
         doubts = dict(
             zip((config.run_id for config in configs), checks.check_all(configs), strict=True)

@@ -12,8 +12,8 @@ before a launch. Changes during training belong to `batching`.
 from __future__ import annotations
 
 from bsweep.allocation import probes
-from bsweep.config.card import resolve
-from bsweep.config.contradictions import refuse_contradictions
+from bsweep.config.card import load_object
+from bsweep.config.rules import refuse_contradictions
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 
@@ -31,7 +31,7 @@ def fill_in(config: RunConfig) -> RunConfig:
     lacks_steps = card.shares_steps and not card.local_steps
     if not (lacks_batches or lacks_steps):
         return config
-    filled: RunConfig = resolve(card.builds)(config, card)
+    filled: RunConfig = load_object(card.builds)(config, card)
     refuse_contradictions(filled)
     return filled
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from bsweep.batching.adascale import AdaScale
 from bsweep.batching.base import Policy, RoundStats
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.batching import OwnBatchingConfig
-from bsweep.config.card import resolve
+from bsweep.config.card import load_object
 from bsweep.config.run import RunConfig
 from bsweep.numerics.noise_scale import GradientNoise
 
@@ -23,7 +23,7 @@ __all__ = ["GradientNoise", "Policy", "RoundStats", "build"]
 
 def build(config: RunConfig) -> Policy:
     """Return the batching policy of a run. All workers of a run build equal policies."""
-    policy: Policy = resolve(config.batching.builds)(config)
+    policy: Policy = load_object(config.batching.builds)(config)
     return AdaScale(config, policy) if config.optimizer.measures_noise else policy
 
 
@@ -31,5 +31,5 @@ def from_target(config: RunConfig) -> Policy:
     """Return the batching policy that the user's own function `target(config, **options)` makes."""
     card = config.batching
     assert isinstance(card, OwnBatchingConfig), card
-    policy: Policy = own.made("batching", card, Policy, config)
+    policy: Policy = user_code.make("batching", card, Policy, config)
     return policy

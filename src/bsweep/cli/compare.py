@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bsweep.cli.commands import parser_of
 from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.words import counted, first_of
@@ -32,22 +33,12 @@ def run(arguments: Sequence[str]) -> int:
         hardware differs, the cell is missing, it has too few seeds for a test, or fewer of its runs
         reach the target.
     """
-    parser = argparse.ArgumentParser(
-        prog="bsweep compare", description="Compare studies with the first one, the reference."
-    )
+    parser = parser_of("compare")
     add = parser.add_argument
     add("studies", nargs="+", metavar="STUDY", help="the studies' folders, the reference first")
-    add(
-        "--across-hardware",
-        action="store_true",
-        help="compare times also where the hardware differs",
-    )
-    add(
-        "--fail-if-slower",
-        type=_share,
-        metavar="5%",
-        help="exit with 1 if a cell is slower by more than this with certainty",
-    )
+    add("--across-hardware", action="store_true", help="compare times of unequal hardware, too")
+    certain = "exit with 1 if a cell is slower by more than this with certainty"
+    add("--fail-if-slower", type=_share, metavar="5%", help=certain)
     add("--page", type=Path, metavar="FILE.html", help="write the comparison as a page")
     add("--json", action="store_true", help="print everything as JSON")
     add("--verbose", action="store_true", help="also print the tables")
@@ -113,22 +104,16 @@ def _untold(found: Comparison) -> list[tuple[pd.DataFrame, str]]:
     is_tested = cells["step_seconds_low"].notna() | cells["seconds_to_target_low"].notna()
     is_rarer = found.verdicts("seconds_to_target") == RARER
     is_refused = cells["is_across_hardware"] & ~is_timed
-    return [
-        (found.missing, "no run completed. Run the cells that are missing"),
-        (
-            cells[is_rarer],
-            "fewer runs reach the target. Run more seeds",
+    few = f"a test takes times of {MIN_SEEDS_FOR_INTERVAL} seeds in each study. Run more seeds"
+    reasons = {
+        "fewer runs reach the target. Run more seeds": is_rarer,
+        "the hardware differs. To compare the times all the same, use --across-hardware": (
+            is_refused
         ),
-        (
-            cells[is_refused],
-            "the hardware differs. To compare the times all the same, use --across-hardware",
+        "no times are known of both studies. Run these cells alone (launch.parallel=1)": (
+            ~is_timed & ~is_refused & ~is_rarer
         ),
-        (
-            cells[~is_timed & ~is_refused & ~is_rarer],
-            "no times are known of both studies. Run these cells alone (launch.parallel=1)",
-        ),
-        (
-            cells[is_timed & ~is_tested & ~is_rarer],
-            f"a test takes times of {MIN_SEEDS_FOR_INTERVAL} seeds in each study. Run more seeds",
-        ),
-    ]
+        few: is_timed & ~is_tested & ~is_rarer,
+    }
+    missing = (found.missing, "no run completed. Run the cells that are missing")
+    return [missing, *((cells[untold], reason) for reason, untold in reasons.items())]

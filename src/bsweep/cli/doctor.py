@@ -4,19 +4,17 @@ names, and what the user has to correct on them.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
-from bsweep.cli import measure
+from bsweep.cli.commands import parser_of
+from bsweep.compose import hydra_grid, words
 from bsweep.config.launch import ProcessesConfig, slots_by_host
 from bsweep.config.run import RunConfig
-from bsweep.core import terminal
-from bsweep.launch import preflight, ssh
+from bsweep.config.values import ConfigError
+from bsweep.core.words import aligned
+from bsweep.launch import check_hosts, preflight, ssh
 
 _LEAST_FREE_BYTES = 1 << 30
 
@@ -29,28 +27,20 @@ def run(arguments: Sequence[str]) -> int:
         The exit code: 0 if all is well, 1 if there is something to mend, 2 if the arguments are
         wrong.
     """
-    parser = argparse.ArgumentParser(
-        prog="bsweep doctor", description="Show what machines have and what to correct on them."
-    )
-    parser.add_argument(
-        "--hosts",
-        metavar="HOSTS",
-        help="hosts in the form of launch.hosts: h1:4,h2:4, h[1-2]:4 or @FILE",
-    )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="a point to check, as for bsweep run"
-    )
+    parser = parser_of("doctor")
+    add = parser.add_argument
+    add("--hosts", help="hosts in the form of launch.hosts: h1:4,h2:4, h[1-2]:4 or @FILE")
+    add("--json", action="store_true", help="print everything as JSON")
+    add("overrides", nargs="*", metavar="key=value", help="a point to check, as for bsweep run")
     options = parser.parse_intermixed_args(arguments)
     hosts = [f"launch.hosts='{options.hosts}'"] if options.hosts else []
-    config = measure.one_point([*options.overrides, *hosts])
-    if isinstance(config, int):
-        return config
+    # A point without a batch gets one, which the doctor does not use.
+    config = hydra_grid.first_point(words.read([*options.overrides, *hosts]), local_batch=8)
+    if not isinstance(config.launch, ProcessesConfig):
+        raise ConfigError(f"launch={config.launch.name} starts no processes: leave launch out.")
+    check_hosts(config)
     found = examine(config)
-    if options.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print_tables(found)
+    print(json.dumps(found, indent=2) if options.json else _as_text(found))
     return 1 if found["to_mend"] else 0
 
 
@@ -102,10 +92,8 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
             )
         elif facts["gpus"] and "NCCL" not in (facts["horovod_build"] or "NCCL"):
             yield f"{name}: it has GPUs, but its Horovod has no NCCL: run `bsweep setup-horovod`"
-        for contents, key in (
-            ("results", "free_bytes"),
-            ("temporary files", "free_temporary_bytes"),
-        ):
+        folders = {"results": "free_bytes", "temporary files": "free_temporary_bytes"}
+        for contents, key in folders.items():
             if facts[key] < _LEAST_FREE_BYTES:
                 yield f"{name}: {facts[key] / 1e6:.0f} MB are free for {contents}: free some space"
         shared = facts.get("free_shared_bytes")
@@ -119,31 +107,20 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
             yield f"{name}: {facts['slots']} slots share {facts['cores']} cores: use fewer slots"
 
 
-def print_tables(found: Mapping[str, Any]) -> None:
-    """Print what `bsweep doctor` found: tables of facts, notes, and a line for each problem to
-    correct.
+def _as_text(found: Mapping[str, Any]) -> str:
+    """Return what `bsweep doctor` found: a table of facts with a column for each machine, notes,
+    and a line for each problem to correct.
     """
-    console = terminal.console_of(width=None if sys.stdout.isatty() else 160)
-    for columns in (_SOFTWARE, _HARDWARE):
-        table = Table("machine", *columns)
-        for name, facts in found["machines"].items():
-            table.add_row(
-                name,
-                *(
-                    ["-"] * len(columns)
-                    if "problem" in facts
-                    else (show(facts) for show in columns.values())
-                ),
-            )
-        console.print(table)
-    for name, facts in found["machines"].items():
-        print("".join(f"note: {name}: {note}\n" for note in facts.get("notes", ())), end="")
-    print(
-        "\n".join([*(f"to correct: {line}" for line in found["to_mend"])] or ["nothing to correct"])
-    )
+    machines = {name: facts for name, facts in found["machines"].items() if "problem" not in facts}
+    rows = [["", *machines]]
+    for name, show in _FACTS.items():
+        rows.append([name, *(show(facts) for facts in machines.values())])
+    notes = (f"note: {name}: {note}" for name, facts in machines.items() for note in facts["notes"])
+    problems = [f"to correct: {line}" for line in found["to_mend"]] or ["nothing to correct"]
+    return "\n".join([*aligned(rows, left=range(len(rows[0]))), *notes, *problems])
 
 
-_SOFTWARE = {
+_FACTS: Mapping[str, Callable[[Any], str]] = {
     "bsweep": lambda facts: f"{facts['versions']['bsweep']} ({facts['code'][:8]})",
     "Python": lambda facts: facts["python"],
     "torch": lambda facts: facts["versions"]["torch"] or "-",
@@ -153,8 +130,6 @@ _SOFTWARE = {
     "Horovod": lambda facts: facts["versions"]["horovod"] or "-",
     "built with": lambda facts: facts["horovod_build"] or "-",
     "driver": lambda facts: facts["driver"] or "-",
-}
-_HARDWARE = {
     "slots": lambda facts: str(facts["slots"] or "-"),
     "cores": lambda facts: str(facts["cores"]),
     "memory": lambda facts: f"{facts['memory_bytes'] / 2**30:.0f} GiB",

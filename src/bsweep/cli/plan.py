@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bsweep.compose import hydra_grid, overrides
+from bsweep.compose import hydra_grid, words
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.core.terminal import BAD_CONFIG, end_with_reader
+from bsweep.core.terminal import end_with_reader
 from bsweep.study import checks, commands, overview, side_runs
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Timed
@@ -31,20 +31,14 @@ def run(arguments: Sequence[str]) -> int:
     return the exit code.
     """
     if inside_horovodrun():
-        logger.error(
-            "bsweep: plan does not run inside horovodrun: leave horovodrun out, and give "
-            "num_workers=..."
+        raise ConfigError(
+            "plan does not run inside horovodrun: leave horovodrun out, and give num_workers=..."
         )
-        return BAD_CONFIG
-    try:
-        given = overrides.arranged([word for word in arguments if word not in _OWN_FLAGS])
-        if overrides.only_shows(given):
-            return hydra_grid.answer_flags("bsweep run", given)
-        configs = hydra_grid.composed(given)
-        checks.check_all(configs)
-    except ConfigError as error:
-        logger.error(f"bsweep: {overrides.explain(error)}")
-        return BAD_CONFIG
+    typed = words.read([word for word in arguments if word not in _OWN_FLAGS])
+    if typed.only_show:
+        return hydra_grid.answer_flags("bsweep run", typed)
+    configs = hydra_grid.composed(typed)
+    checks.check_all(configs)
     by_study: dict[Path, dict[str, RunConfig]] = {}
     for config in configs:
         by_study.setdefault(config.study_dir, {}).setdefault(config.run_id, config)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bsweep.cli.values import add_networks, column_and_value, counts
+from bsweep.cli.commands import parser_of
+from bsweep.cli.options import add_networks, column_and_value, counts
 from bsweep.config.values import numbers
 
 if TYPE_CHECKING:
@@ -22,27 +22,16 @@ def run(arguments: Sequence[str]) -> int:
 
     The best cell is the fastest one, the cheapest one, or what else `--objective` asks for.
     """
-    say = "Predict time to a target for every batch size and worker count, and recommend one."
-    parser = argparse.ArgumentParser(prog="bsweep predict", description=say)
+    parser = parser_of("predict")
     add = parser.add_argument
     add("study", help="the study's folder, such as results/quickstart")
     add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
     add("--target-loss", type=float, help="test loss to reach instead")
-    add(
-        "--objective",
-        default="fastest",
-        help="fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas",
-    )
-    add(
-        "--batches",
-        type=counts,
-        help="global batch sizes of the grid, such as 32,64,128 (default: those of the runs)",
-    )
-    add(
-        "--workers",
-        type=counts,
-        help="worker counts, such as 1..64 (default: those of runs; with --network 1,2,4,...,64)",
-    )
+    objectives = "fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas"
+    add("--objective", default="fastest", help=objectives)
+    add("--batches", type=counts, help="global batch sizes (default: those of the runs)")
+    default = "default: those of the runs; with --network 1,2,4,...,64"
+    add("--workers", type=counts, help=f"worker counts, such as 1..64 ({default})")
     add("--price-per-worker-hour", type=float, help="price of a worker's hour, for costs in money")
     add("--where", action="append", default=[], metavar="COLUMN=VALUE", help="use only such runs")
     add("--probe", help="a probe.json, to use its times of steps and exchanges too")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.cli.values import add_networks, counts
+from bsweep.cli.commands import parser_of
+from bsweep.cli.options import add_networks, counts
 from bsweep.config.values import numbers
 from bsweep.core import terminal
-from bsweep.core.terminal import BAD_CONFIG
 
 logger = terminal.logger(__name__)
 
@@ -21,63 +20,31 @@ def run(arguments: Sequence[str]) -> int:
     """Write the figures, tables and page of a study, print the path of the page, and return the
     exit code.
     """
-    options = _parser().parse_args(arguments)
+    parser = parser_of("report")
+    add = parser.add_argument
+    add("study", type=Path, help="the study's folder, such as results/quickstart")
+    add("--out", type=Path, help="folder for the report (default: STUDY/report)")
+    add("--mix", action="store_true", help=MIX)
+    add("--beside", action="store_true", help=BESIDE)
+    add("--columns", default="", help="headings to keep in LaTeX, such as 'local batch,time (s)'")
+    add_networks(parser)
+    add("--workers", type=counts, help="worker counts to simulate (default: 1,2,4,...,64)")
+    add("--price-per-worker-hour", type=float, help="price of a worker's hour, with --network")
+    add("--style", help="for a paper: neurips, icml, ieee or thesis")
+    options = vars(parser.parse_args(arguments))
     from bsweep import report as writer
     from bsweep.core.whole_files import explained
 
+    study, out = options.pop("study"), options.pop("out")
+    options["columns"] = [text.strip() for text in options["columns"].split(",") if text.strip()]
+    options["network"] = options["network"] or ()
     try:
-        print(
-            writer.write(
-                options.study,
-                options.out,
-                mix=options.mix,
-                beside=options.beside,
-                say=_say,
-                columns=[name.strip() for name in options.columns.split(",") if name.strip()],
-                style=options.style,
-                network=options.network or (),
-                workers=options.workers,
-                price_per_worker_hour=options.price_per_worker_hour,
-                measured_network=options.measured_network,
-                speeds=numbers("--speeds", options.speeds),
-                tell=_tell,
-            )
-        )
+        options["speeds"] = numbers("--speeds", options["speeds"])
+        print(writer.write(study, out, **options, say=_say, tell=logger.info))
     except (ValueError, OSError) as error:
-        folder = options.out or options.study / "report"
-        logger.error(f"bsweep: {explained(error, folder, 'give --out DIR')}")
-        return BAD_CONFIG
+        message = explained(error, out or study / "report", "give --out DIR")
+        raise ValueError(message) from error
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bsweep report", description="Write a study's figures, tables and page."
-    )
-    parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
-    parser.add_argument("--out", type=Path, help="folder for the report (default: STUDY/report)")
-    parser.add_argument("--mix", action="store_true", help=MIX)
-    parser.add_argument("--beside", action="store_true", help=BESIDE)
-    parser.add_argument(
-        "--columns",
-        default="",
-        help="headings of columns to keep in LaTeX: 'local batch,time (s)' (default: all)",
-    )
-    add_networks(parser)
-    parser.add_argument(
-        "--workers",
-        type=counts,
-        help="numbers of workers to simulate, such as 1..64 (default: all doublings up to 64)",
-    )
-    parser.add_argument(
-        "--price-per-worker-hour", type=float, help="price of a worker's hour, with --network"
-    )
-    parser.add_argument("--style", help="for a paper: neurips, icml, ieee or thesis")
-    return parser
-
-
-def _tell(line: str) -> None:
-    logger.info(line)
 
 
 def _say(line: str) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bsweep.cli import report, run_help
-from bsweep.compose import hydra_grid, overrides
+from bsweep.cli.commands import refused
+from bsweep.compose import hydra_grid, words
 from bsweep.config import slurm
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
@@ -20,6 +21,7 @@ from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.whole_files import is_full
+from bsweep.core.words import first_of
 from bsweep.study.commands import Command
 from bsweep.study.sweep import Sweep
 
@@ -38,10 +40,8 @@ def led(lead: Callable[[], int]) -> int:
     Inside horovodrun, rank 0 runs it and the other processes train together with rank 0.
     """
     if not inside_horovodrun():
-        if problem := slurm.started_often(os.environ):
-            logger.error(f"bsweep: {problem}")
-            return BAD_CONFIG
-        return lead()
+        problem = slurm.started_often(os.environ)
+        return refused(ConfigError(problem)) if problem else lead()
     from bsweep.launch import warm  # imports Horovod and torch
 
     return warm.run(lead)
@@ -62,48 +62,47 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
         run_ids: The ids of the points to train.
         repeats: True sets earlier results of these points aside and trains them anew.
     """
-    missing, refused, study_dir = set(run_ids), set[str](), study_dir.resolve()
-    os.environ["PYTHONSAFEPATH"] = (
-        "1"  # for the processes that this one starts, from Python 3.11 on
-    )
+    missing, unready, study_dir = set(run_ids), set[str](), study_dir.resolve()
+    # For the processes that this one starts, from Python 3.11 on:
+    os.environ["PYTHONSAFEPATH"] = "1"
     code = 0
     for command in kept:
-        if missing.isdisjoint(point.run_id for point in command.points):
+        recorded = {point.run_id for point in command.points}
+        if missing.isdisjoint(recorded):
             continue
         os.chdir(command.folder)
         logger.info(f"bsweep run {shlex.join(command.arguments)}")
-        ended, taken = _train(command.arguments, _Again(command, study_dir, missing, repeats))
+        sweep_again = _Again(study_dir, recorded, frozenset(missing), repeats)
+        ended, taken = _train(command.arguments, sweep_again)
         code, missing = max(code, ended), missing - taken
         if ended == BAD_CONFIG:  # an error has said why
-            refused |= {point.run_id for point in command.points}
-    if lost := missing - refused:
-        some = ", ".join(sorted(lost)[:3])
+            unready |= recorded
+    if lost := missing - unready:
         logger.warning(
             f"bsweep: the study's recorded commands no longer give {len(lost)} of its points "
-            f"({some}): the folder was moved, or defaults, code or the commands were changed. Type "
-            "the commands of these points again"
+            f"({first_of(sorted(lost))}): the folder was moved, or defaults, code or the commands "
+            "were changed. Type the commands of these points again"
         )
     return max(code, 1) if missing else code
 
 
 @dataclass(frozen=True)
 class _Again:
-    """A recorded command that is run again, for those of its points whose ids are in `missing`.
+    """Makes the sweep of a recorded command that is run again: of those points that the study has
+    recorded for it, it trains the missing ones.
 
     If `repeats` is True, earlier results of these points are set aside.
     """
 
-    command: Command
     study_dir: Path
+    recorded: Set[str]
     missing: Set[str]
     repeats: bool
 
-    def is_recorded(self, config: RunConfig) -> bool:
-        ids = {point.run_id for point in self.command.points}
-        return config.run_id in ids and config.study_dir.resolve() == self.study_dir
-
-    def is_missing(self, config: RunConfig) -> bool:
-        return config.run_id in self.missing
+    def __call__(self, configs: Sequence[RunConfig]) -> Sweep:
+        here = [config for config in configs if config.study_dir.resolve() == self.study_dir]
+        recorded = [config for config in here if config.run_id in self.recorded]
+        return Sweep(recorded, None, lambda config: config.run_id in self.missing, self.repeats)
 
 
 def _train(arguments: Sequence[str], again: _Again | None = None) -> tuple[int, Set[str]]:
@@ -111,38 +110,25 @@ def _train(arguments: Sequence[str], again: _Again | None = None) -> tuple[int, 
 
     Args:
         arguments: The words of the command line.
-        again: The recorded command that has these arguments, if it is run again.
+        again: Makes the sweep, if a recorded command is run again.
     """
-    typed = [argument for argument in arguments if argument != "--report"]
     try:
-        given = overrides.arranged(typed)
-        if not again and overrides.parsed(given).help:
-            print(run_help.text(given), end="")
+        typed = words.read([argument for argument in arguments if argument != "--report"])
+        if not again and typed.flags.help:
+            print(run_help.text(typed), end="")
             return 0, set()
-        if not again and overrides.only_shows(given):
-            return hydra_grid.answer_flags("bsweep run", given), set()
-        sys.argv = ["bsweep run", *given]  # the runs' records hold this command
-        with _sweep(hydra_grid.composed(given), arguments, again) as sweep:
+        if not again and typed.only_show:
+            return hydra_grid.answer_flags("bsweep run", typed), set()
+        sys.argv = ["bsweep run", *typed.arranged]  # the runs' records hold this command
+        configs = hydra_grid.composed(typed)
+        with again(configs) if again else Sweep(configs, arguments) as sweep:
             statuses = sweep.run()
     except (ConfigError, OSError) as error:
         if isinstance(error, OSError) and not is_full(error):
             raise
-        logger.error(f"bsweep: {overrides.explain(error)}")
-        return BAD_CONFIG, set()
+        return refused(error), set()
     code = 0 if all(status == "completed" for status in statuses) else 1
     return max(code, _tell(sweep, "--report" in arguments)), sweep.run_ids
-
-
-def _sweep(configs: Sequence[RunConfig], arguments: Sequence[str], again: _Again | None) -> Sweep:
-    """Return the `Sweep` object that trains the points of a typed or recorded command.
-
-    Raises:
-        ConfigError: If a point cannot run here.
-    """
-    if not again:
-        return Sweep(configs, arguments)
-    recorded = [config for config in configs if again.is_recorded(config)]
-    return Sweep(recorded, None, again.is_missing, again.repeats)
 
 
 def _tell(sweep: Sweep, wants_report: bool) -> int:
@@ -154,7 +140,10 @@ def _tell(sweep: Sweep, wants_report: bool) -> int:
         if len({config.allocation.name for config in configs}) > 1:
             _print_idle_seconds(study_dir)
         if wants_report:
-            code = max(code, min(report.run([str(study_dir)]), 1))  # 2: nothing was started
+            try:
+                report.run([str(study_dir)])
+            except ValueError as error:
+                code = min(refused(error), 1)  # 2: nothing was started
     return code
 
 

@@ -11,12 +11,13 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
 from bsweep.compose import hydra_grid
+from bsweep.compose.words import Words
 from bsweep.config.parsing import conf_dir
 
 _HEAD = """\
@@ -40,17 +41,17 @@ _FEWEST_COLUMNS, _MOST_COLUMNS = 60, 120
 _KEY = re.compile(r"( *)(\w+):(?:\s+([^#]*?))?\s*(?:#\s*(.*))?$")
 
 
-def text(arguments: Sequence[str]) -> str:
+def text(words: Words) -> str:
     """Return the help for a command line.
 
     Args:
-        arguments: Overrides as `overrides.arranged` returns them, such as `strategy=diloco`: the
-            help shows the keys of the options that they choose, with the values that they give.
+        words: The typed arguments, such as `strategy=diloco`: the help shows the keys of the
+            options that they choose, with the values that they give.
 
     Raises:
         ConfigError: If an override is wrong.
     """
-    point, chosen, options = hydra_grid.described(arguments)
+    point, chosen, options = hydra_grid.described(words)
     columns = min(max(shutil.get_terminal_size().columns, _FEWEST_COLUMNS), _MOST_COLUMNS)
     lines = [_HEAD, "Groups (group=option; `bsweep run --help strategy=ddp` shows its keys):", ""]
     for group, names in options.items():

@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsweep.cli.values import MEASURED_NETWORK, SPEEDS, column_and_value, counts
+from bsweep.cli.commands import parser_of
+from bsweep.cli.options import MEASURED_NETWORK, SPEEDS, column_and_value, counts
 from bsweep.config.values import numbers
 from bsweep.core import terminal
 
@@ -18,16 +19,11 @@ def run(arguments: Sequence[str]) -> int:
     """Print how long a training step takes on clusters that were not measured; return the exit
     code.
     """
-    say = "Simulate training steps on more workers, and on other networks, than were measured."
-    parser = argparse.ArgumentParser(prog="bsweep simulate", description=say)
+    parser = parser_of("simulate")
     add = parser.add_argument
     add("study", nargs="?", help="the study's folder, whose records give the constants")
-    add(
-        "--workers",
-        type=counts,
-        default="1..64",
-        help="worker counts, such as 1,2,4, or 1..4096 for all doublings (default: 1..64)",
-    )
+    doublings = "worker counts, such as 1,2,4, or 1..4096 for all doublings (default: 1..64)"
+    add("--workers", type=counts, default="1..64", help=doublings)
     add(
         "--network",
         action="append",
@@ -36,10 +32,8 @@ def run(arguments: Sequence[str]) -> int:
         "be repeated",
     )
     add("--measured-network", help=MEASURED_NETWORK)
-    add(
-        "--strategies",
-        help="such as horovod,diloco:sync_every=500 (default: horovod,parameter_server,diloco)",
-    )
+    default = "default: horovod,parameter_server,diloco"
+    add("--strategies", help=f"such as horovod,diloco:sync_every=500 ({default})")
     add("--local-batch", type=int, help="examples of a worker's pass (default: the study's)")
     add("--global-batch", type=int, help="examples of a step of all workers instead")
     add("--where", action="append", default=[], metavar="COLUMN=VALUE", help="use only such runs")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bsweep.cli.commands import parser_of, refused
 from bsweep.config.values import did_you_mean
 from bsweep.core import terminal
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG, end_with_reader
-from bsweep.core.words import counted
+from bsweep.core.words import counted, first_of
 from bsweep.study import attendance, commands, overview, states
 from bsweep.study.commands import Command
 from bsweep.study.watching import Watched
@@ -26,13 +26,10 @@ _STOP_POLL_SECONDS = 0.2
 
 
 def status(arguments: Sequence[str]) -> int:
-    parser = _parser("status", "Show how far the points of a study are, also while they train.")
+    parser = _parser("status")
     parser.add_argument("--watch", action="store_true", help="update as long as a sweep is at work")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print everything as JSON; with --watch one line for each update",
-    )
+    each = "print everything as JSON; with --watch one line for each update"
+    parser.add_argument("--json", action="store_true", help=each)
     options = parser.parse_args(arguments)
     end_with_reader()
     said, watched = "", Watched(options.study)
@@ -65,11 +62,7 @@ def stop(arguments: Sequence[str]) -> int:
     Raises:
         ValueError: If there is no such study, or no sweep of it is running.
     """
-    study_dir = (
-        _parser("stop", "Make the sweeps of a study save checkpoints and end.")
-        .parse_args(arguments)
-        .study
-    )
+    study_dir = _parser("stop").parse_args(arguments).study
     overview.of_study(study_dir)  # raises ValueError if this is not a study
     asked = attendance.sweeps(study_dir)
     if not asked:
@@ -90,121 +83,92 @@ def resume(arguments: Sequence[str]) -> int:
     """Run a study's recorded commands again for the points that have no result yet; return the exit
     code.
     """
-    return _led(_resume, arguments)
+    study_dir = _parser("resume").parse_args(arguments).study
+
+    def left() -> set[str]:
+        rows, _ = overview.of_study(study_dir)
+        run_ids = {row.run_id for row in rows if row.is_left and not row.state.is_imported}
+        if not run_ids:
+            done = states.counted(row.state.status for row in rows)
+            print(f"{study_dir}: nothing is left to do: {done}")
+        return run_ids
+
+    return _train_again(study_dir, left, repeats=False)
 
 
 def retry(arguments: Sequence[str]) -> int:
     """Repeat the points of a study that have one of the given statuses, such as failed, and return
     the exit code.
     """
-    return _led(_retry, arguments)
-
-
-def _led(find: Callable[[Sequence[str]], int | Callable[[], int]], arguments: Sequence[str]) -> int:
-    """Call `find` with the arguments of a command, then the function that `find` returns, which
-    trains points, and return the function's exit code.
-
-    If `find` itself returns an exit code, return that. Only errors of `find` are reported here; a
-    sweep reports its own errors.
-    """
-    from bsweep.cli import run  # imports Hydra
-
-    def lead() -> int:
-        try:
-            found = find(arguments)
-        except (ValueError, OSError) as error:
-            logger.error(f"bsweep: {error}")
-            return BAD_CONFIG
-        return found if isinstance(found, int) else found()
-
-    return run.led(lead)
-
-
-def _resume(arguments: Sequence[str]) -> int | Callable[[], int]:
-    """Return a function that runs a study's recorded commands again for the points that have no
-    result yet.
-
-    Return an exit code if there is nothing to run.
-    """
-    study_dir = (
-        _parser("resume", "Run the points of a study's commands that are left.")
-        .parse_args(arguments)
-        .study
-    )
-    rows, _ = overview.of_study(study_dir)
-    left = {row.run_id for row in rows if row.is_left and not row.state.is_imported}
-    if not left:
-        print(
-            f"{study_dir}: nothing is left to do: "
-            f"{states.counted(row.state.status for row in rows)}"
-        )
-        return 0
-    return _again(study_dir, left, repeats=False)
-
-
-def _retry(arguments: Sequence[str]) -> int | Callable[[], int]:
-    """Return a function that sets aside the runs of a study with the wanted statuses, such as
-    failed, and trains their points again.
-
-    Return an exit code if no command leads to these points.
-    """
-    parser = _parser("retry", "Repeat the points that did not complete.")
+    parser = _parser("retry")
     default = ",".join(states.FAILURES)
     parser.add_argument(
         "--status", default=default, help=f"states of the points to repeat (default: {default})"
     )
     options = parser.parse_args(arguments)
-    wanted = [status for status in options.status.split(",") if status]
+    wanted = options.status.split(",")
     known = (*states.FAILURES, "interrupted", "damaged", "completed")
-    if not wanted:
-        raise ValueError(
-            f"--status {options.status!r} names no state. Known: {', '.join(known)}. Separate "
-            "several by commas."
-        )
-    for status in wanted:
-        if status not in known:
+
+    def chosen() -> set[str]:
+        for status in wanted:
+            if status not in known:
+                near = did_you_mean(status, known)
+                raise ValueError(f"--status {status}: unknown.{near} Known: {', '.join(known)}.")
+        rows, _ = overview.of_study(options.study)
+        run_ids = {
+            row.run_id for row in rows if row.state.status in wanted and not row.state.is_imported
+        }
+        if not run_ids:
+            here = states.counted(row.state.status for row in rows)
             raise ValueError(
-                f"--status {status}: unknown.{did_you_mean(status, known)} Known: "
-                f"{', '.join(known)}."
+                f"{options.study}: nothing to retry: no point of a command has the state "
+                f"{' or '.join(wanted)} ({here})."
             )
-    rows, _ = overview.of_study(options.study)
-    chosen = {
-        row.run_id for row in rows if row.state.status in wanted and not row.state.is_imported
-    }
-    if not chosen:
-        here = states.counted(row.state.status for row in rows)
-        raise ValueError(
-            f"{options.study}: nothing to retry: no point of a command has the state "
-            f"{' or '.join(wanted)} ({here})."
-        )
-    return _again(options.study, chosen, repeats=True)
+        return run_ids
+
+    return _train_again(options.study, chosen, repeats=True)
 
 
-def _again(study_dir: Path, run_ids: set[str], repeats: bool) -> int | Callable[[], int]:
-    """Return a function that runs a study's recorded commands again, but trains only the points
-    with the given ids.
+def _train_again(study_dir: Path, find: Callable[[], set[str]], repeats: bool) -> int:
+    """Run a study's recorded commands again, but train only the points whose ids `find` returns;
+    return the exit code. Only errors of `find` are reported here; a sweep reports its own.
+    """
+    from bsweep.cli import run  # imports Hydra
 
-    Return an exit code if no command of the study leads to any of these points.
+    def lead() -> int:
+        try:
+            run_ids = find()
+            leading = _leading(study_dir, run_ids)
+        except (ValueError, OSError) as error:
+            return refused(error)
+        if not leading:
+            return BAD_CONFIG if run_ids else 0
+        return run.run_again(study_dir, leading, run_ids, repeats)
+
+    return run.led(lead)
+
+
+def _leading(study_dir: Path, run_ids: set[str]) -> list[Command]:
+    """Return the study's recorded commands that lead to points with the given ids, and warn of
+    points to which none leads.
+
+    Raises:
+        ValueError: If a command cannot be run again by this process.
     """
     leading = [
-        one
-        for one in commands.read_commands(study_dir)
-        if run_ids & {point.run_id for point in one.points}
+        command
+        for command in commands.read_commands(study_dir)
+        if run_ids & {point.run_id for point in command.points}
     ]
     unknown = run_ids - {point.run_id for command in leading for point in command.points}
     if unknown:
-        some = ", ".join(sorted(unknown)[:3])
         logger.warning(
-            f"bsweep: the study has no recorded command for {len(unknown)} of its runs ({some}): "
-            "type the commands of these runs again"
+            f"bsweep: the study has no recorded command for {len(unknown)} of its runs "
+            f"({first_of(sorted(unknown))}): type the commands of these runs again"
         )
-    if not leading:
-        return BAD_CONFIG
     for command in leading:
         _refuse_elsewhere(study_dir, command)
-    from bsweep.cli import run  # imports Hydra
-
-    return functools.partial(run.run_again, study_dir, leading, run_ids, repeats)
+    return leading
 
 
 def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
@@ -232,7 +196,7 @@ def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
         )
 
 
-def _parser(command: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"bsweep {command}", description=description)
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = parser_of(command)
     parser.add_argument("study", type=Path, help="the study's folder, such as results/quickstart")
     return parser

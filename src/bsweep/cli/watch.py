@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from bsweep.cli.commands import parser_of
 from bsweep.cli.report import BESIDE, MIX
 from bsweep.core import terminal
 from bsweep.core.extras import refuse_missing
@@ -22,22 +22,14 @@ def run(arguments: Sequence[str]) -> int:
         ValueError: If the packages of the extra `watch` are missing, the folder holds no study, or
             the address or port cannot be had.
     """
-    parser = argparse.ArgumentParser(
-        prog="bsweep watch",
-        description="Show a study in a browser, updated while its points train.",
-    )
-    parser.add_argument("study", type=Path, metavar="STUDY", help="the study's folder")
-    parser.add_argument(
-        "--port", type=int, default=_PORT, help=f"0 takes a free one (default: {_PORT})"
-    )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="the address to listen at, or its name (default: 127.0.0.1, which only this machine "
-        "reaches)",
-    )
-    parser.add_argument("--mix", action="store_true", help=MIX)
-    parser.add_argument("--beside", action="store_true", help=BESIDE)
+    parser = parser_of("watch")
+    add = parser.add_argument
+    add("study", type=Path, metavar="STUDY", help="the study's folder")
+    add("--port", type=int, default=_PORT, help=f"0 takes a free one (default: {_PORT})")
+    listen = "the address to listen at (default: 127.0.0.1, which only this machine reaches)"
+    add("--host", default="127.0.0.1", help=listen)
+    add("--mix", action="store_true", help=MIX)
+    add("--beside", action="store_true", help=BESIDE)
     options = parser.parse_args(arguments)
     refuse_missing("bsweep watch", ("starlette", "uvicorn"), "watch")
     from bsweep.serve.server import serve

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,67 +17,125 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from bsweep.compose import grid, overrides
-from bsweep.config.parsing import conf_dir
+from bsweep.compose import grid
+from bsweep.compose.grid import Compose
+from bsweep.compose.words import (
+    MOST_POINTS,
+    Setting,
+    Words,
+    as_hydra_takes,
+    explain,
+    refuse_hydras_own,
+)
+from bsweep.compose.words import parse as parse_words
+from bsweep.config.parsing import conf_dir, parse
 from bsweep.config.run import GROUPS, RunConfig
 from bsweep.config.values import ConfigError, flatten
+from bsweep.core import terminal
+
+logger = terminal.logger(__name__)
 
 _CONFIG, _VERSION = "config", "1.3"
 
 
-def composed(arguments: Sequence[str]) -> list[RunConfig]:
+def composed(words: Words) -> list[RunConfig]:
     """Return the points of a typed command. The values of the last key that has several values vary
     fastest.
-
-    Args:
-        arguments: Flags and overrides as `overrides.arranged` returns them.
 
     Raises:
         ConfigError: If any argument or point is wrong.
     """
-    flags = overrides.parsed(arguments)
-    given = list(flags.overrides)
-    if flags.config_dir:
-        folder = Path(flags.config_dir).resolve()
-        if not folder.is_dir():
-            raise ConfigError(
-                f"--config-dir {flags.config_dir}: there is no such folder. Name a folder that "
-                "exists."
-            )
-        given.append(f"hydra.searchpath=['file://{folder}']")
+    with _opened(words) as (axes, compose_point):
+        return grid.configs(compose_point, itertools.product(*axes))
+
+
+def first_point(words: Words, local_batch: int | None = None) -> RunConfig:
+    """Return the first point of a grid, without what its allocation chooses. Each axis of an
+    experiment or the command line has its first value, and a log record names it.
+
+    Args:
+        words: The arguments of the command.
+        local_batch: The local batch of a point that gives no batch.
+
+    Raises:
+        ConfigError: If any argument is wrong, or the point.
+    """
+    with _opened(words) as (axes, compose_point):
+        for axis in axes:
+            if len(axis) > 1:
+                logger.info(f"taking {axis[0].text}, the first of {len(axis)} values")
+        values = grid.values_of(compose_point([axis[0].text for axis in axes]))
+    if values["local_batch"] is None and values["global_batch"] is None:
+        values["local_batch"] = local_batch
+    return parse(values).resolved()
+
+
+def described(words: Words) -> tuple[dict[str, Any], dict[str, str], dict[str, list[str]]]:
+    """Return what a help text shows of a command line: the values that its overrides compose, and
+    the options of the groups.
+
+    Of an override with several values, the first one counts.
+
+    Returns:
+        The values by dotted key; the chosen option of each group; all options of each group.
+
+    Raises:
+        ConfigError: If an override cannot be read or names an unknown key or choice.
+    """
+    with _opened(words) as (axes, compose_point):
+        point = compose_point([axis[0].text for axis in axes])
+        loader = GlobalHydra.instance().config_loader()
+        options = {group: loader.get_group_options(group) for group in (*GROUPS, "experiment")}
+    chosen = {group: str(point.hydra.runtime.choices[group]) for group in GROUPS}
+    values: Any = OmegaConf.to_container(grid.without_hydra(point), resolve=True)
+    return flatten(values), chosen, options
+
+
+@contextmanager
+def _opened(words: Words) -> Iterator[tuple[list[list[Setting]], Compose]]:
+    """Give the values of each axis of a command, and the function with which Hydra composes one
+    point of it. An error of Hydra within the `with` block becomes a ConfigError.
+    """
     with initialize_config_dir(str(conf_dir()), version_base=_VERSION):
         try:
-            return _compose(flags.config_name or _CONFIG, given)
+            loader = GlobalHydra.instance().config_loader()
+            typed = parse_words(words.overrides, loader)
+            given = [*words.overrides, *_search_path(words.flags.config_dir)]
+            master = loader.load_configuration(
+                words.flags.config_name or _CONFIG, given, run_mode=RunMode.MULTIRUN
+            )
+            refuse_hydras_own(master.hydra)
+            axes = parse_words([as_hydra_takes(axis) for axis in _axes(master)], loader)
+            grid_axes = [*(axes | typed).values()]
+            _refuse_large(grid_axes)
+            is_open = any(axis[0].is_swept or axis[0].value == "???" for axis in typed.values())
+
+            def compose_point(point: list[str]) -> DictConfig:
+                # Without an axis or an open choice, what Hydra composed first is the point itself.
+                return loader.load_sweep_config(master, point) if axes or is_open else master
+
+            yield grid_axes, compose_point
         except Exception as error:
             if "HYDRA_FULL_ERROR" in os.environ:
                 raise
-            raise ConfigError(overrides.explain(error)) from error
+            raise ConfigError(explain(error)) from error
 
 
-def _compose(name: str, given: list[str]) -> list[RunConfig]:
-    loader = GlobalHydra.instance().config_loader()
-    master = loader.load_configuration(name, given, run_mode=RunMode.MULTIRUN)
-    overrides.refuse_hydras_own(master.hydra)
-    axes = [overrides.as_hydra_takes(axis) for axis in _axes(master)]
-    arguments = [*axes, *master.hydra.overrides.task]
-    overrides.refuse(arguments)
-    parser = OverridesParser.create(config_loader=loader)
-    parsed = parser.parse_overrides(arguments)
-    is_whole = not any(one.is_sweep_override() or one.value() == "???" for one in parsed)
-
-    def compose_point(point: list[str]) -> DictConfig:
-        # Without an axis or an open choice, what Hydra composed first is the point itself.
-        return master if is_whole else loader.load_sweep_config(master, point)
-
-    return grid.configs(compose_point, _points(parsed))
+def _search_path(config_dir: str | None) -> list[str]:
+    """Return the override with which Hydra also looks for files in a folder of the user's."""
+    if config_dir is None:
+        return []
+    folder = Path(config_dir).resolve()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"--config-dir {config_dir}: there is no such folder. Name a folder that exists."
+        )
+    return [f"hydra.searchpath=['file://{folder}']"]
 
 
 def _axes(master: DictConfig) -> list[str]:
@@ -92,31 +151,25 @@ def _axes(master: DictConfig) -> list[str]:
     return [f"{axis}={values}" for axis, values in axes.items() if values is not None]
 
 
-def _points(given: Sequence[Override]) -> list[list[str]]:
-    """Return the overrides of each point of a grid. The last override of a key counts."""
-    axes: dict[str, list[str]] = {}
-    for override in given:
-        key = override.get_key_element()
-        if override.is_sweep_override():
-            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-            if not axes[key]:
-                raise ConfigError(f"{override.input_line}: no value fits. Give one at least.")
-        else:
-            axes[key] = [f"{key}={override.get_value_element_as_str()}"]
-    return [list(point) for point in itertools.product(*axes.values())]
+def _refuse_large(axes: Sequence[Sequence[Setting]]) -> None:
+    if (number := math.prod(map(len, axes))) > MOST_POINTS:
+        raise ConfigError(
+            f"the sweep has {number:,} points or more, and bsweep takes {MOST_POINTS:,} at most. "
+            "Sweep over fewer values."
+        )
 
 
-def answer_flags(name: str, arguments: Sequence[str]) -> int:
+def answer_flags(name: str, words: Words) -> int:
     """Let Hydra print what its flags, such as --help or --cfg, ask for, and return the exit code.
 
     Args:
         name: The words that were typed before the arguments.
-        arguments: Flags and overrides as `overrides.arranged` returns them.
+        words: The arguments of the command.
 
     Returns:
         The exit code.
     """
-    sys.argv = [name, *arguments]
+    sys.argv = [name, *words.arranged]
     wants_traceback = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting with 1
     main = hydra.main(version_base=_VERSION, config_path=str(conf_dir()), config_name=_CONFIG)
@@ -126,7 +179,7 @@ def answer_flags(name: str, arguments: Sequence[str]) -> int:
     except Exception as error:
         if wants_traceback:
             raise
-        raise ConfigError(overrides.explain(error)) from error
+        raise ConfigError(explain(error)) from error
     finally:
         if not wants_traceback:
             del os.environ["HYDRA_FULL_ERROR"]
@@ -144,48 +197,3 @@ def _unchecked_help() -> Iterator[None]:
         yield
     finally:
         del argparse.ArgumentParser._check_help  # type: ignore[attr-defined]
-
-
-def described(
-    arguments: Sequence[str],
-) -> tuple[dict[str, Any], dict[str, str], dict[str, list[str]]]:
-    """Return what a help text shows of a command line: the values that its overrides compose, and
-    the options of the groups.
-
-    Of an override with several values, the first one counts.
-
-    Args:
-        arguments: Flags and overrides as `overrides.arranged` returns them.
-
-    Returns:
-        The values by dotted key; the chosen option of each group; all options of each group.
-
-    Raises:
-        ConfigError: If an override cannot be read or names an unknown key or choice.
-    """
-    given = list(overrides.first_values(overrides.parsed(arguments).overrides).values())
-    with initialize_config_dir(str(conf_dir()), version_base=_VERSION):
-        try:
-            composed = compose(_CONFIG, given, return_hydra_config=True)
-        except HydraException as error:
-            raise ConfigError(overrides.explain(error)) from error
-        loader = GlobalHydra.instance().config_loader()
-        options = {group: loader.get_group_options(group) for group in (*GROUPS, "experiment")}
-    chosen = {group: str(composed.hydra.runtime.choices[group]) for group in GROUPS}
-    values: Any = OmegaConf.to_container(grid.without_hydra(composed), resolve=True)
-    return flatten(values), chosen, options
-
-
-def first_point(arguments: Sequence[str]) -> DictConfig:
-    """Return the first point of a grid, as Hydra composes it.
-
-    Each axis of an experiment or the command line has its first value.
-
-    Raises:
-        HydraException: If an override cannot be read or names an unknown key or choice.
-    """
-    given = overrides.first_values(arguments)
-    with initialize_config_dir(str(conf_dir()), version_base=_VERSION):
-        master = compose(_CONFIG, list(given.values()), return_hydra_config=True)
-        swept = [axis for axis in _axes(master) if axis.partition("=")[0] not in given]
-        return compose(_CONFIG, [*overrides.first_values(swept).values(), *given.values()])

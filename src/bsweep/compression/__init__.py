@@ -10,8 +10,8 @@ copies. A codec's memory from step to step is its own, and is saved with the run
 from __future__ import annotations
 
 from bsweep.compression.base import Codec, Setting
-from bsweep.config import own
-from bsweep.config.card import resolve
+from bsweep.config import user_code
+from bsweep.config.card import load_object
 from bsweep.config.compression import OwnCodecConfig
 from bsweep.config.groups import CodecConfig
 
@@ -25,11 +25,11 @@ def build(config: CodecConfig, setting: Setting) -> Codec | None:
     """
     if setting.num_workers == 1 or not config.builds:
         return None
-    codec: Codec = resolve(config.builds)(config, setting)
+    codec: Codec = load_object(config.builds)(config, setting)
     return codec
 
 
 def from_target(config: OwnCodecConfig, setting: Setting) -> Codec:
     """Return the codec that the user's own function `target(config, setting, **options)` makes."""
-    codec: Codec = own.made("compression", config, Codec, config, setting)
+    codec: Codec = user_code.make("compression", config, Codec, config, setting)
     return codec

@@ -4,7 +4,6 @@ memory different local batches, different numbers of local steps, or both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -13,12 +12,10 @@ from bsweep.config.groups import AllocationConfig
 from bsweep.config.values import Count, Density, Positive, Share
 
 
-@dataclass(frozen=True, kw_only=True)
 class UniformConfig(AllocationConfig):
     name: Literal["uniform"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class BatchByFlopsConfig(AllocationConfig):
     name: Literal["batch_by_flops"]
 
@@ -27,7 +24,6 @@ class BatchByFlopsConfig(AllocationConfig):
     takes_devices: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class BatchByMemoryConfig(AllocationConfig):
     name: Literal["batch_by_memory"]
 
@@ -36,7 +32,6 @@ class BatchByMemoryConfig(AllocationConfig):
     fills_memory: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsByFlopsConfig(AllocationConfig):
     name: Literal["steps_by_flops"]
 
@@ -45,7 +40,6 @@ class StepsByFlopsConfig(AllocationConfig):
     takes_devices: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdaptiveConfig(AllocationConfig):
     """The base class of the cards of allocations that can change the workers' numbers of local
     steps during a run, if `adapt_every` is given.
@@ -64,14 +58,12 @@ class AdaptiveConfig(AllocationConfig):
         return self.adapt_every is not None
 
 
-@dataclass(frozen=True, kw_only=True)
 class BySpeedConfig(AdaptiveConfig):
     name: Literal["steps_by_speed"]
 
     builds: ClassVar[str] = "bsweep.allocation.fill:steps_by_speed"
 
 
-@dataclass(frozen=True, kw_only=True)
 class HybridConfig(AdaptiveConfig):
     name: Literal["hybrid"]
     knee: Density
@@ -80,7 +72,6 @@ class HybridConfig(AdaptiveConfig):
     shares_batches: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class NetworkAwareConfig(AdaptiveConfig):
     name: Literal["network_aware"]
     max_exchange_share: Share

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from bsweep.config.capabilities import Capabilities
@@ -11,7 +10,6 @@ from bsweep.config.groups import StrategyConfig
 Algorithm = Literal["ring", "tree", "native"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllReduceConfig(StrategyConfig):
     name: Literal["allreduce"]
     algorithm: Algorithm

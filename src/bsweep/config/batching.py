@@ -5,21 +5,22 @@ takes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Card
-from bsweep.config.own import Own
-from bsweep.config.point import Point
+from bsweep.config.card import Card, clash
+from bsweep.config.user_code import UserCode
 from bsweep.config.values import AtLeastOne, Count, Positive, Share
+
+if TYPE_CHECKING:
+    from bsweep.config.run import RunConfig
 
 # The largest ratio between a batch and the configured one, where no bound is given.
 _MOST_FACTOR = 16
+_HALVES = "a lone worker compares the halves of its batch. Use a batch of 2 or more"
 
 
-@dataclass(frozen=True, kw_only=True)
 class BatchingConfig(Card):
     """The base class of the cards of all batching policies. `builds` names a callable that
     takes the run's configuration and returns a `bsweep.batching.Policy`.
@@ -43,14 +44,13 @@ class BatchingConfig(Card):
     graphs of that batch.
     """
 
-    def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
+    def problems_with_data(self, point: RunConfig, num_train: int) -> Iterator[str]:
         """Yield an error message, with the remedy, if a bound of this policy is larger than the
         training set of `num_train` examples.
         """
         yield from ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class FixedConfig(BatchingConfig):
     name: Literal["fixed"]
 
@@ -58,7 +58,6 @@ class FixedConfig(BatchingConfig):
     builds: ClassVar[str] = "bsweep.batching.drift:build"
 
 
-@dataclass(frozen=True, kw_only=True)
 class DecidingConfig(BatchingConfig):
     """The base class of the cards of all policies but `fixed`: those that choose the batch size
     during a run. Their decisions hold only for the configured batch and the workers of that run.
@@ -66,15 +65,12 @@ class DecidingConfig(BatchingConfig):
 
     goes_on_elsewhere: ClassVar[bool] = False
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         if point.allocation.adapts:
-            yield (
-                f"allocation.adapt_every with batching={self.name}: both would set the number of "
-                "local steps of a worker. Use batching=fixed, or allocation.adapt_every=null."
-            )
+            remedy = "both would set the local steps. Leave one of them out."
+            yield clash(point, "allocation.adapt_every batching", remedy)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChangingConfig(DecidingConfig):
     """The base class of the cards of bsweep's own policies that change the global batch during a
     run. The global batch starts as configured and stays within bounds.
@@ -89,7 +85,7 @@ class ChangingConfig(DecidingConfig):
     an empty text if it allows one.
     """
 
-    def bounds(self, point: Point) -> tuple[int, int]:
+    def bounds(self, point: RunConfig) -> tuple[int, int]:
         """Return the smallest and the largest global batch, in examples, that this policy may
         choose. A bound that is not given lies within a fixed factor of the configured batch.
         """
@@ -97,7 +93,7 @@ class ChangingConfig(DecidingConfig):
         least = min(configured, max(self._least_batch(point), -(-configured // _MOST_FACTOR)))
         return self.min_global_batch or least, self.max_global_batch or configured * _MOST_FACTOR
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         if not all(point.local_batches):
             return  # the global batch is too small for the workers, which the point itself says
@@ -105,38 +101,27 @@ class ChangingConfig(DecidingConfig):
         if not least <= configured <= most:
             key, bound = ("min", least) if configured < least else ("max", most)
             yield (
-                f"batching.{key}_global_batch={bound} excludes the configured global batch of "
-                f"{configured}, and a run begins with that batch: leave "
-                f"batching.{key}_global_batch out, or use another batch."
+                f"batching.{key}_global_batch={bound} excludes the global batch of {configured} "
+                "with which the run begins: leave it out, or use another batch."
             )
         smallest = self._least_batch(point)
         if self.min_global_batch is not None and self.min_global_batch < smallest:
-            or_more = f"Use {smallest} or more, or leave" if smallest <= configured else "Leave"
             yield (
                 f"batching.min_global_batch={self.min_global_batch} is too small for "
-                f"num_workers={point.num_workers}: every worker needs one example, or two where "
-                "the model may have BatchNorm or a lone worker measures the noise. "
-                f"{or_more} batching.min_global_batch out."
+                f"num_workers={point.num_workers}, which needs {smallest} (two examples a worker "
+                "with BatchNorm, or if one alone measures the noise): use more, or leave it out."
             )
         if self._needs_halves(point) and configured < 2:
-            yield (
-                f"batching={self.name} with one example in a step: a lone worker compares the two "
-                "halves of its batch to measure the noise. Use a batch of 2 or more."
-            )
+            yield f"batching={self.name} with one example in a step: {_HALVES}."
         largest = max(point.local_batches)
         if self.max_local_batch is not None and self.max_local_batch < largest:
-            yield (
-                f"batching.max_local_batch={self.max_local_batch} is smaller than the largest "
-                f"configured local batch, {largest}: use {largest} or more, or leave "
-                "batching.max_local_batch out."
-            )
+            remedy = f"use at least the largest local batch, {largest}, or leave it out."
+            yield clash(point, "batching.max_local_batch", remedy)
         if self.fits_batch_to_rate and point.optimizer.rate_follows_batch:
-            yield (
-                f"optimizer.lr_rule={point.optimizer.lr_rule} with batching={self.name}: "
-                f"{self.fits_batch_to_rate}. Use optimizer.lr_rule=fixed."
-            )
+            remedy = f"{self.fits_batch_to_rate}. Use optimizer.lr_rule=fixed."
+            yield clash(point, "optimizer.lr_rule batching", remedy)
 
-    def _least_batch(self, point: Point) -> int:
+    def _least_batch(self, point: RunConfig) -> int:
         """Return the smallest global batch of which every worker gets one example or more, or two
         or more where the model may have BatchNorm or a lone worker has to measure the gradient
         noise.
@@ -149,13 +134,13 @@ class ChangingConfig(DecidingConfig):
         needs_two = self._needs_halves(point) or point.model.has_batchnorm is not False
         return -(-(2 if needs_two else 1) * sum(point.local_batches) // min(point.local_batches))
 
-    def _needs_halves(self, point: Point) -> bool:
+    def _needs_halves(self, point: RunConfig) -> bool:
         """Return True if a lone worker has to measure the gradient noise for its policy or its
         learning-rate rule. It compares the two halves of its batch.
         """
         return point.num_workers == 1 and (self.measures_noise or point.optimizer.measures_noise)
 
-    def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
+    def problems_with_data(self, point: RunConfig, num_train: int) -> Iterator[str]:
         if self.max_global_batch is not None and self.max_global_batch > num_train:
             yield (
                 f"batching.max_global_batch={self.max_global_batch} is larger than the training "
@@ -163,7 +148,6 @@ class ChangingConfig(DecidingConfig):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(ChangingConfig):
     """The settings of the policy AdaBatch (Devarakonda et al., arXiv 1712.02029), which multiplies
     the batch size by `factor` every `every_epochs` epochs. With `rate=seesaw` the policy also
@@ -185,19 +169,15 @@ class ScheduleConfig(ChangingConfig):
             else ""
         )
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         if self.factor == 1:
             yield "batching.factor=1 changes nothing: use batching.factor=2, or batching=fixed."
         if self.factor < 1 and self.rate == "seesaw":
-            yield (
-                f"batching.rate=seesaw with batching.factor={self.factor:g}: Seesaw grows the "
-                "batch when a schedule would lower the rate, so the factor must be above 1. Use "
-                "batching.factor=2, or batching.rate=by_rule."
-            )
+            remedy = "Seesaw grows the batch. Use batching.factor=2."
+            yield clash(point, "batching.rate batching.factor", remedy)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RaiseInsteadOfDecayConfig(ChangingConfig):
     """The settings of a policy that raises the batch size, as far as its bounds allow, where a
     multistep schedule would lower the learning rate (Smith et al., arXiv 1711.00489).
@@ -211,18 +191,13 @@ class RaiseInsteadOfDecayConfig(ChangingConfig):
         "raise the rate"
     )
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         if point.optimizer.schedule != "multistep":
-            yield (
-                f"batching={self.name} with optimizer.schedule={point.optimizer.schedule}: the "
-                "batch grows where a multistep schedule would lower the rate. Use "
-                "optimizer.schedule=multistep with milestones in epochs, such as "
-                "'optimizer.milestones=[30,40]'."
-            )
+            remedy = "Use optimizer.schedule=multistep 'optimizer.milestones=[30,40]'."
+            yield clash(point, "batching optimizer.schedule", remedy)
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeasuringConfig(ChangingConfig):
     """The base class of the cards of policies that decide on the batch size at most once in
     `every_steps` steps, by the measured gradient noise and, in some policies, other measurements.
@@ -234,7 +209,6 @@ class MeasuringConfig(ChangingConfig):
     may_return: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoiseScaleConfig(MeasuringConfig):
     """The settings of the policy whose batch size follows the measured gradient noise scale
     (McCandlish et al., arXiv 1812.06162).
@@ -246,7 +220,6 @@ class NoiseScaleConfig(MeasuringConfig):
     builds: ClassVar[str] = "bsweep.batching.noise_scale:NoiseScale"
 
 
-@dataclass(frozen=True, kw_only=True)
 class NormTestConfig(MeasuringConfig):
     """The settings of a policy that raises the batch size when the noise in a step's gradient is
     too large by the norm test of Byrd et al. (Mathematical Programming 134, 2012). The name is from
@@ -260,7 +233,6 @@ class NormTestConfig(MeasuringConfig):
     may_return: ClassVar[bool] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class CABSConfig(MeasuringConfig):
     """The settings of the policy CABS, which computes the batch size from the learning rate, the
     gradient noise and the loss (Balles, Romero and Hennig, arXiv 1612.05086).
@@ -275,7 +247,6 @@ class CABSConfig(MeasuringConfig):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class GoodputConfig(MeasuringConfig):
     """The settings of the policy that chooses the batch size with the greatest goodput (training
     progress per second), as Pollux does (Qiao et al., OSDI 2021).
@@ -286,8 +257,7 @@ class GoodputConfig(MeasuringConfig):
     builds: ClassVar[str] = "bsweep.batching.goodput:Goodput"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnBatchingConfig(Own, DecidingConfig):
+class OwnBatchingConfig(UserCode, DecidingConfig):
     name: Literal["own"]
 
     builds: ClassVar[str] = "bsweep.batching:from_target"

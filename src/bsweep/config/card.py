@@ -5,23 +5,38 @@ card names.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ConfigDict
 
-from bsweep.config.point import Point
+from bsweep.config.values import show
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+
+    from bsweep.config.run import RunConfig
+else:
+
+    def dataclass_transform(**_: bool) -> Callable[[type], type]:
+        return lambda cls: cls
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Schema:
-    """The base class of classes with typed keys, which refuse a key that they do not declare."""
+    """The base class of classes with typed keys, which refuse a key that they do not declare. Each
+    of them is a frozen dataclass with keyword arguments.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Card(Schema):
     """The base class of all cards, which are the settings classes of strategies, models and other
     variants.
@@ -33,7 +48,7 @@ class Card(Schema):
         def name(self) -> str: ...
 
     builds: ClassVar[str] = ""
-    """The code that implements the variant, as `module:name` or a module alone (see `resolve`);
+    """The code that implements the variant, as `module:name` or a module alone (see `load_object`);
     empty if there is none.
     """
 
@@ -49,7 +64,7 @@ class Card(Schema):
         """
         return ()
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         """Yield an error message, with the remedy, for each conflict of this card's settings with
         each other or with the rest of a point.
 
@@ -61,7 +76,7 @@ class Card(Schema):
         """
         yield from ()
 
-    def warnings(self, point: Point) -> Iterator[str]:
+    def warnings(self, point: RunConfig) -> Iterator[str]:
         """Yield a warning for each doubt about the settings of this card in a point that can run.
 
         Args:
@@ -73,7 +88,20 @@ class Card(Schema):
         yield from ()
 
 
-def resolve(target: str) -> Any:
+def clash(point: RunConfig, keys: str, remedy: str) -> str:
+    """Return an error message about values of a point that contradict each other.
+
+    Args:
+        point: The point.
+        keys: The keys and groups, such as `strategy.op compression`; the message has their values.
+        remedy: The reason and the remedy, as a sentence or two.
+    """
+    values = {key: operator.attrgetter(key)(point) for key in keys.split()}
+    typed = (f"{k}={v.name if isinstance(v, Card) else show(v)}" for k, v in values.items())
+    return f"{' with '.join(typed)}: {remedy}"
+
+
+def load_object(target: str) -> Any:
     """Import and return the Python object that a text `module:name` names, or the module that a
     text `module` names.
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from bsweep.config.groups import DataConfig
-from bsweep.config.own import Own
-from bsweep.config.point import Point
+from bsweep.config.user_code import UserCode
 from bsweep.config.values import Count, Kind, Natural, PathName, Share, Side, Width, show
+
+if TYPE_CHECKING:
+    from bsweep.config.run import RunConfig
 
 _MOST_BYTES = 2**40  # largest size of synthetic data
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageConfig(DataConfig):
     """The base class of the cards of image data sets and of the user's own data."""
 
@@ -37,17 +37,20 @@ class ImageConfig(DataConfig):
 
     @property
     def shorter_side(self) -> int | None:
-        """The pixels of an image's shorter side; None if only the data can tell."""
-        return None
+        """The pixels of an image's shorter side; None if only the data can tell. Most cards have a
+        key for it.
+        """
+        side: int | None = getattr(self, "side", None)
+        return side
 
-    def warnings(self, point: Point) -> Iterator[str]:
+    def warnings(self, point: RunConfig) -> Iterator[str]:
         yield from super().warnings(point)
         padding, side = self.crop_padding, self.shorter_side
         if padding and side and 4 * padding > side:
             yield (
-                f"data.crop_padding={padding} is more than a quarter of the images' shorter "
-                f"side of {side} pixels, so random crops may lose much of an image and a model may "
-                f"not learn: use data.crop_padding={min(_padding_for(side), side // 4)}"
+                f"data.crop_padding={padding} is more than a quarter of the images' shorter side "
+                f"of {side} pixels, so that random crops lose much: use data.crop_padding="
+                f"{min(_padding_for(side), side // 4)}"
             )
 
 
@@ -58,7 +61,6 @@ def _padding_for(side: int | None) -> int:
     return 4 if side is None else max(1, round(side / 8))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cifar10Config(ImageConfig):
     name: Literal["cifar10"]
     root: PathName
@@ -67,18 +69,12 @@ class Cifar10Config(ImageConfig):
     builds: ClassVar[str] = "bsweep.data.torchvision"
     needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
-    of_no_example: ClassVar[tuple[str, ...]] = (
-        *DataConfig.of_no_example,
-        "root",
-        "download",
-    )
 
     @property
     def shorter_side(self) -> int:
         return 32
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageFolderConfig(ImageConfig):
     name: Literal["imagefolder"]
     root: PathName
@@ -89,31 +85,16 @@ class ImageFolderConfig(ImageConfig):
     builds: ClassVar[str] = "bsweep.data.imagefolder"
     needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     files: ClassVar[tuple[str, ...]] = ("root",)
-    of_no_example: ClassVar[tuple[str, ...]] = (
-        *DataConfig.of_no_example,
-        "root",
-        "test_share",
-        "skip_broken",
-    )
-
-    @property
-    def shorter_side(self) -> int:
-        return self.side
+    of_no_example: ClassVar[tuple[str, ...]] = (*ImageConfig.of_no_example, "test_share")
 
 
-@dataclass(frozen=True, kw_only=True)
 class DigitsConfig(ImageConfig):
     name: Literal["digits"]
     side: Annotated[Side, Field(ge=8)]
 
     builds: ClassVar[str] = "bsweep.data.digits"
 
-    @property
-    def shorter_side(self) -> int:
-        return self.side
 
-
-@dataclass(frozen=True, kw_only=True)
 class SyntheticConfig(ImageConfig):
     name: Literal["synthetic"]
     shape: tuple[Side, Side, Side]
@@ -122,23 +103,17 @@ class SyntheticConfig(ImageConfig):
     num_test: Count
 
     builds: ClassVar[str] = "bsweep.data.synthetic"
-    of_no_example: ClassVar[tuple[str, ...]] = (
-        *DataConfig.of_no_example,
-        "num_train",
-        "num_test",
-    )
 
     @property
     def shorter_side(self) -> int:
         return min(self.shape[1:])
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         if (num_bytes := (self.num_train + self.num_test) * math.prod(self.shape)) > _MOST_BYTES:
             yield (
-                f"data.num_train={self.num_train} and data.num_test={self.num_test} of "
-                f"data.shape={show(self.shape)} take {num_bytes / 2**40:,.1f} TiB, and each "
-                "worker holds all examples. Use fewer or smaller examples."
+                f"data.num_train={self.num_train} and data.num_test={self.num_test} of data.shape="
+                f"{show(self.shape)} take {num_bytes / 2**40:,.1f} TiB of each worker: use fewer."
             )
 
 
@@ -168,7 +143,6 @@ and one class for each image.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextConfig(DataConfig):
     name: Literal["text"]
     path: PathName
@@ -185,7 +159,6 @@ class TextConfig(DataConfig):
         return ("safetensors",) if self.tokenizer is None else ("safetensors", "tokenizers")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TorchvisionConfig(ImageConfig):
     name: Literal["torchvision"]
     dataset: TorchvisionDataset
@@ -196,19 +169,9 @@ class TorchvisionConfig(ImageConfig):
     builds: ClassVar[str] = "bsweep.data.torchvision"
     needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
-    of_no_example: ClassVar[tuple[str, ...]] = (
-        *DataConfig.of_no_example,
-        "root",
-        "download",
-    )
-
-    @property
-    def shorter_side(self) -> int | None:
-        return self.side
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnDataConfig(Own, ImageConfig):
+class OwnDataConfig(UserCode, ImageConfig):
     name: Literal["own"]
 
     builds: ClassVar[str] = "bsweep.data.own"
@@ -216,7 +179,6 @@ class OwnDataConfig(Own, ImageConfig):
     consists_of: ClassVar[Kind] = "anything"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProgramDataConfig(DataConfig):
     """The card of data that the user's own program loads; see `bsweep.config.programs`."""
 

@@ -8,12 +8,10 @@ The cards of the variants are in the modules of the groups, such as `config.stra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bsweep.config.capabilities import Capabilities
-from bsweep.config.card import Card
-from bsweep.config.point import Point, StrategyFacts
+from bsweep.config.card import Card, clash
 from bsweep.config.values import (
     Count,
     Kind,
@@ -31,8 +29,9 @@ from bsweep.config.values import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from bsweep.config.run import RunConfig
 
-@dataclass(frozen=True, kw_only=True)
+
 class DataConfig(Card):
     """The base class of the cards of all data sets, whose defaults are in `conf/data/`.
 
@@ -56,11 +55,15 @@ class DataConfig(Card):
     same content on all hosts.
     """
 
-    of_no_example: ClassVar[tuple[str, ...]] = ("subset", "validation_share")
-    """Keys that change neither the time nor the memory that one example takes in training."""
+    of_no_example: ClassVar[tuple[str, ...]] = (
+        *("subset", "validation_share", "num_train", "num_test"),
+        *("root", "download", "skip_broken"),
+    )
+    """Keys that change neither the time nor the memory that one example takes in training; a card
+    has some of them.
+    """
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelConfig(Card):
     """The base class of the cards of all models. `builds` names a callable `(config, *,
     num_classes, shape)` that returns a new module.
@@ -111,22 +114,19 @@ class ModelConfig(Card):
         """
         return self
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         if self.has_batchnorm:
             yield from self.lone_examples(point)
         yield from self.problems_of_parts(point.strategy, point.num_workers)
-        if self.learns_from == "images" and point.data.consists_of == "text":
+        kinds = {self.learns_from, point.data.consists_of}
+        if kinds == {"images", "text"}:
             yield (
-                f"model={self.name} learns from images, but data={point.data.name} has none: use "
-                "model=llama_tiny or llama_150m, or data=digits."
-            )
-        if self.learns_from == "text" and point.data.consists_of == "images":
-            yield (
-                f"model={self.name} learns from text, but data={point.data.name} holds images: use "
-                "data=text data.path=FILE, or model=resnet18."
+                f"model={self.name} learns from {self.learns_from}, but data={point.data.name} "
+                f"holds {point.data.consists_of}: use model=llama_tiny with data=text "
+                "data.path=FILE, or model=resnet18 with data=digits."
             )
 
-    def problems_of_parts(self, strategy: StrategyFacts, num_workers: int) -> Iterator[str]:
+    def problems_of_parts(self, strategy: StrategyConfig, num_workers: int) -> Iterator[str]:
         """Yield an error message, with the remedy, for each reason why so many workers cannot
         divide the layers of this model as a strategy does.
 
@@ -139,26 +139,28 @@ class ModelConfig(Card):
         """
         if strategy.can.splits_layers and not self.tensor_plan:
             yield (
-                f"strategy={strategy.name} with model={self.name}: the model has no plan of how to "
-                "divide its layers. Use model=llama_tiny, llama_150m or vgg16, a model=own with a "
-                "method tensor_plan, or strategy=sharded."
+                f"strategy={strategy.name} with model={self.name}: the model has no plan to divide "
+                "its layers. Use model=llama_tiny or vgg16, a model=own with a method tensor_plan, "
+                "or strategy=sharded."
             )
         parts = strategy.num_parts(num_workers)
-        if strategy.can.splits_layers and parts and self.divided_values % parts:
+        uneven = [str(number) for number in self.divided if parts and number % parts]
+        if strategy.can.splits_layers and uneven:
             yield (
-                f"model={self.name} with strategy={strategy.name}: the {self.divided_values} "
-                f"values between its large layers cannot be divided among the {parts} workers of "
-                "a replica. Use fewer workers, or larger strategy.replicas."
+                f"model={self.name} with strategy={strategy.name}: the {parts} workers of a "
+                f"replica cannot divide {' and '.join(uneven)} evenly (values between large "
+                "layers, or heads). Use fewer workers, or more strategy.replicas."
             )
 
     @property
-    def divided_values(self) -> int:
-        """The number of values between large layers of which each worker of a replica has the same
-        number if `tensor_plan` divides the model; 0 if only the model itself can tell.
+    def divided(self) -> tuple[int, ...]:
+        """The numbers, such as that of the values between large layers, of which each worker of a
+        replica has the same part if `tensor_plan` divides the model; empty if only the model itself
+        can tell.
         """
-        return 0
+        return ()
 
-    def lone_examples(self, point: Point) -> Iterator[str]:
+    def lone_examples(self, point: RunConfig) -> Iterator[str]:
         """Yield an error message if a worker would get local batches of one example, which are too
         small for a model with BatchNorm.
 
@@ -170,13 +172,11 @@ class ModelConfig(Card):
         """
         batches, number = point.local_batches, point.strategy.num_microbatches
         if number in batches:
-            alike = set(batches) == {number}
-            batch = f"local_batch={number}" if alike else f"local batches {show(batches)}"
-            parts = f" in strategy.microbatches={number}" * (number > 1)
+            batch = show(batches) if len({*batches}) > 1 else f"local_batch={number}"
+            parts = f" in strategy.microbatches={number}" if number > 1 else ""
             yield (
-                f"{batch}{parts} with model={self.name}: BatchNorm needs more than one example for "
-                "its statistics. Use a batch that gives each worker two examples or more in a "
-                f"pass, such as local_batch={2 * number}."
+                f"{batch}{parts} with model={self.name}: BatchNorm needs two examples or more at a "
+                f"time. Use larger batches, such as local_batch={2 * number}."
             )
 
     def check_num_classes(self, num_classes: int) -> None:
@@ -191,7 +191,6 @@ class ModelConfig(Card):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Card):
     """The base class of the cards of all optimizers, whose defaults are in `conf/optimizer/`.
     `builds` names a callable `(config, vector)` that returns a `torch.optim.Optimizer`.
@@ -232,21 +231,13 @@ class OptimizerConfig(Card):
         """True if the learning-rate rule uses the measured gradient noise."""
         return self.lr_rule == "adascale"
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         if self.schedule == "multistep" and not self.milestones:
-            yield (
-                "optimizer.schedule=multistep needs optimizer.milestones, in epochs, such as "
-                "[30,40]."
-            )
+            yield "optimizer.schedule=multistep needs epochs: optimizer.milestones=[30,40]."
         if self.warmup_epochs > point.epochs:
-            yield (
-                f"optimizer.warmup_epochs={show(self.warmup_epochs)} is longer than "
-                f"epochs={point.epochs}: the warm-up would not end. Use a shorter warm-up or more "
-                "epochs."
-            )
+            yield clash(point, "optimizer.warmup_epochs epochs", "use a shorter warm-up.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class StrategyConfig(Card):
     """The base class of the cards of all strategies. `builds` names a callable `(config, strategy,
     place, paths)` that returns a `bsweep.strategies.Strategy`.
@@ -463,7 +454,7 @@ class StrategyConfig(Card):
         """
         return (self.num_parts(num_workers),) * 3
 
-    def rate_batch(self, point: Point, rank: int) -> float:
+    def rate_batch(self, point: RunConfig, rank: int) -> float:
         """Return the batch size, in examples per optimizer step, from which the learning-rate rules
         `linear` and `sqrt` compute a worker's learning rate.
 
@@ -496,26 +487,25 @@ class StrategyConfig(Card):
             ValueError: If the variables differ from what the card needs.
         """
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         if why_not := point.launch.why_not(self):
             yield why_not
         if point.evaluate_every_examples and self.can.why_apart:
-            yield (
-                f"evaluate_every_examples={point.evaluate_every_examples} needs one model of all "
-                f"workers: {self.can.why_apart}. Or evaluate at the ends of epochs only, with "
-                "evaluate_every_examples=null."
-            )
+            remedy = f"{self.can.why_apart}, or evaluate_every_examples=null."
+            yield clash(point, "evaluate_every_examples strategy", remedy)
         if point.precision == "fp16" and self.can.why_no_fp16:
-            yield f"precision=fp16 with strategy={self.name}: {self.can.why_no_fp16}"
+            yield clash(point, "precision strategy", self.can.why_no_fp16)
         if point.launch.slowdown and self.kind_can.exchanges_in_passes:
-            yield (
-                f"launch.slowdown with strategy={self.name}: this strategy exchanges within the "
-                "passes, so that a slowdown cannot stretch the computation alone. Use "
-                "strategy=allreduce."
-            )
+            remedy = "it would stretch the exchange within passes, too. Use strategy=allreduce."
+            yield clash(point, "launch.slowdown strategy", remedy)
+        if point.channels_last is True and not self.can.stores_channels_last:
+            remedy = "it divides tensors that are stored contiguously. Leave channels_last out."
+            yield clash(point, "channels_last strategy", remedy)
+        if point.compile and self.can.exchanges_in_passes is not False:
+            remedy = "it needs gradients one by one within the passes. Leave compile out."
+            yield clash(point, "compile strategy", remedy)
 
 
-@dataclass(frozen=True, kw_only=True)
 class CodecConfig(Card):
     """The base class of the cards of all codecs. `builds` names a callable `(config, setting)` that
     returns a `bsweep.compression.Codec`; it is empty if nothing is compressed.
@@ -539,7 +529,13 @@ class CodecConfig(Card):
         """
         return None
 
-    def warnings(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
+        can = point.strategy.can
+        if self.builds and not can.takes_codecs:
+            remedy = f"it takes no codec.{can.own_compression} Use strategy=horovod or allreduce."
+            yield clash(point, "compression strategy", remedy)
+
+    def warnings(self, point: RunConfig) -> Iterator[str]:
         """Yield a warning if a worker sends at least as many bytes with this codec as in a ring
         all-reduce without a codec. This can happen if the codec has a `payload_share`: then every
         worker gets every other worker's compressed gradient.
@@ -553,14 +549,12 @@ class CodecConfig(Card):
         share, workers = self.payload_share(point.epochs), point.num_workers
         if share is not None and workers > 1 and share >= 2 / workers:
             yield (
-                f"compression={self.name} saves no traffic with {workers} workers: each worker "
-                f"sends {(workers - 1) * share:.3g} times the bytes of its gradient, while a ring "
-                f"all-reduce with compression=none sends {2 * (workers - 1) / workers:.3g} times "
-                "these bytes"
+                f"compression={self.name} saves no traffic with {workers} workers: each sends "
+                f"{(workers - 1) * share:.3g} times the bytes of its gradient, and with "
+                f"compression=none, in a ring, {2 * (workers - 1) / workers:.3g} times"
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllocationConfig(Card):
     """The base class of the cards of all allocations, whose defaults are in `conf/allocation/`. An
     allocation fills in the lists that it chooses, unless the user gave them.
@@ -597,62 +591,41 @@ class AllocationConfig(Card):
         """True if the allocation may change the workers' numbers of local steps during a run."""
         return False
 
-    def problems(self, point: Point) -> Iterator[str]:
-        for key, values in (
-            ("local_batches", self.local_batches),
-            ("local_steps", self.local_steps),
-        ):
-            size = point.data_parallel_size
+    def problems(self, point: RunConfig) -> Iterator[str]:
+        size = point.data_parallel_size
+        for key in ("local_batches", "local_steps"):
+            values = getattr(self, key)
             if values is not None and len(values) != size:
                 whose = "worker" if size == point.num_workers else "replica of the split model"
-                yield (
-                    f"allocation.{key}={show(values)} has {len(values)} numbers for "
-                    f"num_workers={point.num_workers}: give one for each {whose}."
-                )
-        if not point.strategy.can.takes_local_steps and (
-            self.shares_steps or self.local_steps is not None
-        ):
-            steps = f"allocation.local_steps={show(self.local_steps)}"
-            key_and_value = f"allocation={self.name}" if self.shares_steps else steps
-            other = "allocation=batch_by_flops or batch_by_memory"
-            if self.local_steps is not None:
-                other = "leave allocation.local_steps out" + f" and use {other}" * self.shares_steps
-            yield (
-                f"{key_and_value} with strategy={point.strategy.name}: this strategy takes no "
-                "number of local steps for each worker. Use strategy=diloco, or "
-                f"{other}."
-            )
+                remedy = f"it has {len(values)} numbers. Give one for each {whose}."
+                yield clash(point, f"allocation.{key} num_workers", remedy)
+        if not point.strategy.can.takes_local_steps and (self.shares_steps or self.local_steps):
+            keys = "allocation strategy" if self.shares_steps else "allocation.local_steps strategy"
+            remedy = "use strategy=diloco, or share batches, as by allocation=batch_by_flops."
+            yield clash(point, keys, remedy)
         if point.global_batch is not None:
             yield from self._batch_problems(point, point.global_batch)
 
-    def _batch_problems(self, point: Point, global_batch: int) -> Iterator[str]:
+    def _batch_problems(self, point: RunConfig, global_batch: int) -> Iterator[str]:
         passes, workers = point.accumulation_steps, point.data_parallel_size
         if self.local_batches is not None:
             if point.examples_per_step != global_batch:
                 yield (
-                    f"allocation.local_batches={show(self.local_batches)} x "
-                    f"accumulation_steps={passes} sum to {point.examples_per_step}, but "
-                    f"global_batch={global_batch}: give global_batch={point.examples_per_step}, or "
-                    "other batches."
+                    f"allocation.local_batches={show(self.local_batches)} x accumulation_steps="
+                    f"{passes} sum to {point.examples_per_step}, but global_batch={global_batch}: "
+                    f"give global_batch={point.examples_per_step}, or other batches."
                 )
             return
         parts, least = passes * (1 if self.shares_batches else workers), passes * workers
-        if global_batch % parts:
+        if global_batch % parts or global_batch < least:
+            nearest = max(least, round(global_batch / parts) * parts)
             yield (
-                f"global_batch={global_batch} cannot be divided by "
-                f"{'' if self.shares_batches else f'num_workers={workers} x '}"
-                f"accumulation_steps={passes}: choose a multiple of {parts}, such as "
-                f"{max(least, round(global_batch / parts) * parts)}."
-            )
-        elif global_batch < least:
-            yield (
-                f"global_batch={global_batch} is too small for num_workers={workers} x "
-                f"accumulation_steps={passes}: every worker needs an example for each pass. Use "
-                f"global_batch={least} or more."
+                f"global_batch={global_batch} cannot be divided among num_workers={workers} with "
+                f"accumulation_steps={passes}: use a multiple of {parts}, {least} or "
+                f"more, such as global_batch={nearest}."
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LaunchConfig(Card):
     """The base class of the cards of all launchers, whose defaults are in `conf/launch/`.
 
@@ -684,7 +657,7 @@ class LaunchConfig(Card):
         """
         return None
 
-    def why_not(self, strategy: StrategyFacts) -> str:
+    def why_not(self, strategy: StrategyConfig) -> str:
         """Return the reason why this launcher cannot start the processes of a strategy, with the
         remedy; an empty text if it can.
 
@@ -699,20 +672,14 @@ class LaunchConfig(Card):
             return ""
         return (
             f"launch={self.name} cannot start strategy={strategy.name}: use "
-            f"launch={' or '.join(launchers)}"
-            f"{', which runs one worker only' if launchers[-1] == 'inline' else ''}."
+            f"launch={' or '.join(launchers)}."
         )
 
-    def problems(self, point: Point) -> Iterator[str]:
-        if self.slowdown is not None and len(self.slowdown) != point.num_workers:
-            yield (
-                f"launch.slowdown={show(self.slowdown)} has {len(self.slowdown)} factors for "
-                f"num_workers={point.num_workers}: give one for each worker, and 1 for a worker at "
-                "its full speed."
-            )
-        if self.memory_limit_mb is not None and len(self.memory_limit_mb) != point.num_workers:
-            yield (
-                f"launch.memory_limit_mb={show(self.memory_limit_mb)} has "
-                f"{len(self.memory_limit_mb)} limits for num_workers={point.num_workers}: give one "
-                "for each worker."
-            )
+    def problems(self, point: RunConfig) -> Iterator[str]:
+        for key in ("slowdown", "memory_limit_mb"):
+            values = getattr(self, key)
+            if values is not None and len(values) != point.num_workers:
+                yield clash(point, f"launch.{key} num_workers", "give one for each worker.")
+        if point.compile and self.memory_limit_mb:
+            remedy = "the compiler would work in this memory, too. Leave one of them out."
+            yield clash(point, "compile launch.memory_limit_mb", remedy)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain, cycle, groupby, islice
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from bsweep.config import slurm
-from bsweep.config.groups import LaunchConfig
+from bsweep.config.card import clash
+from bsweep.config.groups import LaunchConfig, StrategyConfig
 from bsweep.config.hosts import SLURM, Hosts, same_name
-from bsweep.config.point import Point, StrategyFacts
 from bsweep.config.values import (
     Count,
     Interface,
@@ -24,27 +23,24 @@ from bsweep.config.values import (
     Port,
     SshOption,
     Variable,
-    show,
 )
 
+if TYPE_CHECKING:
+    from bsweep.config.run import RunConfig
 
-@dataclass(frozen=True, kw_only=True)
+
 class InlineConfig(LaunchConfig):
     name: Literal["inline"]
 
     builds: ClassVar[str] = "bsweep.launch.inline:Inline"
     starts_processes: ClassVar[bool] = False
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         if point.num_workers > 1:
-            yield (
-                "launch=inline runs one worker in this process, but "
-                f"num_workers={point.num_workers}: leave launch out or use num_workers=1."
-            )
+            yield clash(point, "launch num_workers", "it runs one worker. Leave launch out.")
         yield from super().problems(point)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProcessesConfig(LaunchConfig):
     """The base class of the cards of launchers that start processes."""
 
@@ -78,7 +74,6 @@ class ProcessesConfig(LaunchConfig):
         return False
 
 
-@dataclass(frozen=True, kw_only=True)
 class SshConfig(ProcessesConfig):
     """The base class of the cards of launchers that reach other hosts by ssh."""
 
@@ -104,33 +99,22 @@ class SshConfig(ProcessesConfig):
     def named_hosts(self) -> str | None:
         return slurm.hosts(os.environ) if self.uses_allocation else self.hosts
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         if self.hosts and self.parallel != 1:
-            yield (
-                f"launch.parallel={show(self.parallel)} with launch.hosts={self.hosts}: points "
-                "can run at the same time only if no hosts are named. Leave one of these two keys "
-                "out."
-            )
+            remedy = "points run at the same time on one machine only. Leave one of them out."
+            yield clash(point, "launch.parallel launch.hosts", remedy)
         # The hosts of an allocation are known only inside it.
         if self.hosts and not self.uses_allocation:
-            slots, named = (
-                slots_of(self.hosts),
-                [same_name(host) for host, _ in _entries(self.hosts)],
-            )
-            if len(slots) < point.num_workers:
-                yield (
-                    f"num_workers={point.num_workers}, but launch.hosts={self.hosts} offers "
-                    f"{len(slots)} slots: name more hosts or slots, or use fewer workers."
-                )
-            if len(set(named)) < len(named):
-                yield (
-                    f"launch.hosts={self.hosts} names a host twice or more: give all slots of "
-                    "a host in one entry."
-                )
+            num_slots = len(slots_of(self.hosts))
+            if num_slots < point.num_workers:
+                remedy = f"they offer {num_slots} slots. Name more, or use fewer workers."
+                yield clash(point, "num_workers launch.hosts", remedy)
+            names = [same_name(host) for host, _ in _entries(self.hosts)]
+            if len({*names}) < len(names):
+                yield f"launch.hosts={self.hosts} names a host twice: give its slots in one entry."
         yield from super().problems(point)
 
 
-@dataclass(frozen=True, kw_only=True)
 class HorovodrunConfig(SshConfig):
     name: Literal["horovodrun"]
 
@@ -138,14 +122,12 @@ class HorovodrunConfig(SshConfig):
     uses_horovod: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class TorchrunConfig(SshConfig):
     name: Literal["torchrun"]
 
     builds: ClassVar[str] = "bsweep.launch.torchrun:Torchrun"
 
 
-@dataclass(frozen=True, kw_only=True)
 class SrunConfig(ProcessesConfig):
     name: Literal["srun"]
 
@@ -160,16 +142,14 @@ class SrunConfig(ProcessesConfig):
     def named_hosts(self) -> str | None:
         return slurm.hosts(os.environ)
 
-    def why_not(self, strategy: StrategyFacts) -> str:
-        named = f"launch=srun with strategy={strategy.name}"
+    def why_not(self, strategy: StrategyConfig) -> str:
         can = strategy.can
-        if can.uses_horovod or (can.launchers and "torchrun" not in can.launchers):
-            return (
-                f"{named}: Horovod's workers find each other through horovodrun. Use "
-                "launch=horovodrun launch.hosts=slurm, or another strategy such as "
-                "strategy=allreduce."
-            )
-        return ""
+        if not can.uses_horovod and (not can.launchers or "torchrun" in can.launchers):
+            return ""
+        return (
+            f"launch=srun with strategy={strategy.name}: Horovod's workers find each other through "
+            "horovodrun. Use launch=horovodrun launch.hosts=slurm, or strategy=allreduce."
+        )
 
 
 def most_at_once(launch: LaunchConfig) -> float:

@@ -5,18 +5,19 @@ a measurement is impossible.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bsweep.config.card import Schema
-from bsweep.config.point import Point
 
-_NOT_IN_STEP = (
-    "its workers do not step together, so no step has the gradient of all workers at one model. "
-    "Use strategy=horovod, allreduce or ddp"
-)
+if TYPE_CHECKING:
+    from bsweep.config.run import RunConfig
+
+_NOT_IN_STEP = "its workers do not step together. Use strategy=horovod, allreduce or ddp"
+_CHANGES = "a codec changes the gradient. Use compression=none"
+_ONE = "the two halves of a batch are compared. Use a batch of 2 or more"
+_PROGRAM = "pass a bsweep.NoiseScale to bsweep.join().noise() in the program instead"
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeasureConfig(Schema):
     """The settings of the optional measurements of a run, such as the gradient noise scale.
     `docs/noise_scale.md` says how they work and what they cost.
@@ -24,7 +25,7 @@ class MeasureConfig(Schema):
 
     noise_scale: bool = False
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         """Yield an error message, with the remedy, for each measurement that is configured but
         impossible in a point.
         """
@@ -34,18 +35,15 @@ class MeasureConfig(Schema):
         if point.optimizer.measures_noise:
             key = f"optimizer.lr_rule={point.optimizer.lr_rule}"
         can = point.strategy.can
-        if reason := can.why_no_noise if can.lockstep else _NOT_IN_STEP:
-            yield f"{key} with strategy={point.strategy.name}: {reason}, or leave {key} out."
-        if point.compression.builds:
-            yield (
-                f"{key} with compression={point.compression.name}: a codec changes the gradient, "
-                f"so that its noise cannot be measured. Use compression=none, or leave {key} out."
-            )
-        if point.examples_per_step == 1:
-            yield (
-                f"{key} with a batch of one example: the measurement compares the two halves of a "
-                "batch. Use a batch of 2 or more."
-            )
+        reasons = {
+            f"strategy={point.strategy.name}": can.why_no_noise if can.lockstep else _NOT_IN_STEP,
+            f"compression={point.compression.name}": _CHANGES if point.compression.builds else "",
+            "a batch of one example": _ONE if point.examples_per_step == 1 else "",
+            "program=own": _PROGRAM if point.program.is_own else "",
+        }
+        for setting, reason in reasons.items():
+            if reason:
+                yield f"{key} with {setting}: {reason}, or leave {key} out."
 
 
 NO_MEASURES = MeasureConfig()  # the default

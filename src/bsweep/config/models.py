@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from bsweep.config.card import clash
 from bsweep.config.groups import ModelConfig
-from bsweep.config.own import Options, Own
-from bsweep.config.point import Point, StrategyFacts
+from bsweep.config.user_code import Options, UserCode
 from bsweep.config.values import (
     ConfigError,
     Count,
@@ -28,8 +28,9 @@ from bsweep.core.checksums import sha256_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from bsweep.config.run import RunConfig
 
-@dataclass(frozen=True, kw_only=True)
+
 class ResNet18Config(ModelConfig):
     name: Literal["resnet18"]
     stem: Literal["imagenet", "cifar"]
@@ -41,7 +42,6 @@ class ResNet18Config(ModelConfig):
     casts_images_first: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class VGG16Config(ModelConfig):
     name: Literal["vgg16"]
     dropout: Fraction
@@ -53,11 +53,10 @@ class VGG16Config(ModelConfig):
     casts_images_first: ClassVar[bool] = True
 
     @property
-    def divided_values(self) -> int:
-        return 4096
+    def divided(self) -> tuple[int, ...]:
+        return (4096,)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TinyCNNConfig(ModelConfig):
     """A network that looks at 7 x 7 pixels at a time and then takes a mean over the image.
 
@@ -72,7 +71,6 @@ class TinyCNNConfig(ModelConfig):
     casts_images_first: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class LlamaConfig(ModelConfig):
     name: Literal["llama_150m", "llama_tiny"]
     hidden_size: Width
@@ -87,39 +85,24 @@ class LlamaConfig(ModelConfig):
     pieces: ClassVar[str] = "bsweep.models.llama:pieces"
     learns_from: ClassVar[Kind] = "text"
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         if self.hidden_size % (2 * self.num_heads):
-            yield (
-                f"model.hidden_size={self.hidden_size} with model.num_heads={self.num_heads}: "
-                "rotary embeddings need heads of equal, even size. Use a hidden size that is a "
-                "multiple of twice the number of heads."
-            )
+            remedy = "use a multiple of twice the number of heads, whose size must be even."
+            yield clash(point, "model.hidden_size model.num_heads", remedy)
 
     @property
-    def divided_values(self) -> int:
-        return self.intermediate_size
-
-    def problems_of_parts(self, strategy: StrategyFacts, num_workers: int) -> Iterator[str]:
-        yield from super().problems_of_parts(strategy, num_workers)
-        parts = strategy.num_parts(num_workers)
-        if strategy.can.splits_layers and parts and self.num_heads % parts:
-            yield (
-                f"model.num_heads={self.num_heads} with strategy={strategy.name} and {parts} "
-                "workers for each replica: each worker needs the same number of heads. Use a "
-                "number of workers that divides the heads, or larger strategy.replicas."
-            )
+    def divided(self) -> tuple[int, ...]:
+        return self.intermediate_size, self.num_heads
 
     def check_num_classes(self, num_classes: int) -> None:
         if self.vocabulary_size not in (None, num_classes):
             raise ValueError(
-                f"model.vocabulary_size={self.vocabulary_size}, but the vocabulary of the data has "
-                f"{num_classes} tokens: use model.vocabulary_size=null to take the vocabulary of "
-                "the data, or another data.tokenizer."
+                f"model.vocabulary_size={self.vocabulary_size}, but the data have {num_classes} "
+                "tokens: use model.vocabulary_size=null, or another data.tokenizer."
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LibraryConfig(ModelConfig):
     """The base class of the cards of models that come from a library such as timm."""
 
@@ -145,14 +128,13 @@ class LibraryConfig(ModelConfig):
         path = Path(self.weights).expanduser().absolute()
         return replace(self, weights=str(path), weights_sha256=_sha256_of_weights(path))
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         for key in self.given:
             if key in self.options:
                 yield (
-                    f"model.options.{key}={show(self.options[key])}: the data determine the "
-                    "number of classes and channels, and model.weights=FILE names pretrained "
-                    "weights. Leave this option out."
+                    f"model.options.{key}={show(self.options[key])}: leave it out. The data say "
+                    "the classes and channels, and model.weights=FILE names pretrained weights."
                 )
 
 
@@ -163,12 +145,10 @@ def _sha256_of_weights(path: Path) -> str:
     except OSError as error:
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*")])
         raise ConfigError(
-            f"model.weights={path} cannot be read ({error.strerror}).{near} Name a local file with "
-            "a state dict; bsweep does not download weights."
+            f"model.weights={path} cannot be read ({error.strerror}).{near} Name a local file."
         ) from None
 
 
-@dataclass(frozen=True, kw_only=True)
 class TimmConfig(LibraryConfig):
     name: Literal["timm"]
 
@@ -177,7 +157,6 @@ class TimmConfig(LibraryConfig):
     given: ClassVar[tuple[str, ...]] = ("pretrained", "num_classes", "in_chans", "checkpoint_path")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TorchvisionModelConfig(LibraryConfig):
     name: Literal["torchvision"]
 
@@ -185,8 +164,7 @@ class TorchvisionModelConfig(LibraryConfig):
     given: ClassVar[tuple[str, ...]] = ("weights", "num_classes", "weights_backbone")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnModelConfig(Own, ModelConfig):
+class OwnModelConfig(UserCode, ModelConfig):
     name: Literal["own"]
     blocks: tuple[str, ...]
 
@@ -201,7 +179,6 @@ class OwnModelConfig(Own, ModelConfig):
         return self.blocks
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProgramModelConfig(ModelConfig):
     """The card of the model of the user's own program; see `bsweep.config.programs`."""
 

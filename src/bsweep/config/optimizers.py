@@ -4,107 +4,94 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from bsweep.config.groups import OptimizerConfig
-from bsweep.config.own import Own
-from bsweep.config.point import Point
+from bsweep.config.user_code import UserCode
 from bsweep.config.values import Fraction, LrRule, Positive, show
 
+if TYPE_CHECKING:
+    from bsweep.config.run import RunConfig
 
-@dataclass(frozen=True, kw_only=True)
-class SGDConfig(OptimizerConfig):
-    name: Literal["sgd"]
+
+class MomentumConfig(OptimizerConfig):
+    """The base class of the cards of optimizers with one momentum."""
+
     momentum: Fraction
     nesterov: bool
-
-    builds: ClassVar[str] = "bsweep.numerics.optim:sgd"
-    known_for_fednova: ClassVar[bool] = True
 
     @property
     def vectors_of_state(self) -> int:
         return int(self.momentum > 0)
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
-        yield from _nesterov_problems(self.nesterov, self.momentum)
+        if self.nesterov and not self.momentum:
+            yield "optimizer.nesterov=true needs momentum: set optimizer.momentum=0.9."
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdamWConfig(OptimizerConfig):
-    name: Literal["adamw"]
-    betas: tuple[Fraction, Fraction]
-    eps: Positive
+class SGDConfig(MomentumConfig):
+    name: Literal["sgd"]
 
-    builds: ClassVar[str] = "bsweep.numerics.optim:adamw"
-
-    @property
-    def vectors_of_state(self) -> int:
-        return 2
+    builds: ClassVar[str] = "bsweep.numerics.optim:sgd"
+    known_for_fednova: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class LARSConfig(OptimizerConfig):
+class LARSConfig(MomentumConfig):
     name: Literal["lars"]
-    momentum: Fraction
-    nesterov: bool
     trust_coefficient: Positive
 
     builds: ClassVar[str] = "bsweep.numerics.optim:lars"
     needs: ClassVar[tuple[str, ...]] = ("timm",)
     needs_layer_norms: ClassVar[bool] = True
 
-    @property
-    def vectors_of_state(self) -> int:
-        return int(self.momentum > 0)
 
-    def problems(self, point: Point) -> Iterator[str]:
-        yield from super().problems(point)
-        yield from _nesterov_problems(self.nesterov, self.momentum)
+class AdamConfig(OptimizerConfig):
+    """The base class of the cards of optimizers with the two running means of Adam."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class LAMBConfig(OptimizerConfig):
-    name: Literal["lamb"]
     betas: tuple[Fraction, Fraction]
     eps: Positive
-
-    builds: ClassVar[str] = "bsweep.numerics.optim:lamb"
-    needs: ClassVar[tuple[str, ...]] = ("timm",)
-    needs_layer_norms: ClassVar[bool] = True
-    needs_global_norm: ClassVar[bool] = True
 
     @property
     def vectors_of_state(self) -> int:
         return 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnOptimizerConfig(Own, OptimizerConfig):
+class AdamWConfig(AdamConfig):
+    name: Literal["adamw"]
+
+    builds: ClassVar[str] = "bsweep.numerics.optim:adamw"
+
+
+class LAMBConfig(AdamConfig):
+    name: Literal["lamb"]
+
+    builds: ClassVar[str] = "bsweep.numerics.optim:lamb"
+    needs: ClassVar[tuple[str, ...]] = ("timm",)
+    needs_layer_norms: ClassVar[bool] = True
+    needs_global_norm: ClassVar[bool] = True
+
+
+class OwnOptimizerConfig(UserCode, OptimizerConfig):
     name: Literal["own"]
     by_layer: bool
 
     builds: ClassVar[str] = "bsweep.numerics.optim:from_target"
     takes: ClassVar[tuple[str, ...]] = ("parameters", "lr")
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         for key in ("lr", "weight_decay"):
             if key in self.options:
-                yield (
-                    f"optimizer.options.{key}={show(self.options[key])}: give it as "
-                    f"optimizer.{key} instead."
-                )
+                yield f"optimizer.options.{key}: give optimizer.{key}={show(self.options[key])}."
 
     @property
     def needs_layer_norms(self) -> bool:
         return self.by_layer
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProgramOptimizerConfig(OptimizerConfig):
     """The card of the optimizer of the user's own program; see `bsweep.config.programs`. The
     learning-rate rule computes the rate that the program gets.
@@ -113,12 +100,11 @@ class ProgramOptimizerConfig(OptimizerConfig):
     name: Literal["program"]
     lr: Positive | None  # type: ignore[assignment]  # None: the program has a rate of its own
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         if self.lr_rule == "adascale":
             yield (
-                "optimizer.lr_rule=adascale with program=own: the rate would follow the gradient "
-                "noise while it trains, and bsweep gives the program one rate. Use "
-                "lr_rule=linear or sqrt."
+                "optimizer.lr_rule=adascale with program=own: bsweep gives the program one rate. "
+                "Use lr_rule=linear or sqrt."
             )
         if self.lr is None and self.lr_rule != "fixed":
             yield (
@@ -127,8 +113,8 @@ class ProgramOptimizerConfig(OptimizerConfig):
             )
         if self.schedule != "constant" or self.warmup_epochs or self.weight_decay:
             yield (
-                "optimizer.schedule, warmup_epochs and weight_decay with program=own: the program "
-                "does this itself. Leave them out; program.options.NAME passes on values."
+                "optimizer.schedule, warmup_epochs and weight_decay with program=own: leave them "
+                "out. program.options.NAME=... passes values on to the program."
             )
 
 
@@ -136,14 +122,6 @@ AnyOptimizer = Annotated[
     SGDConfig | AdamWConfig | LARSConfig | LAMBConfig | OwnOptimizerConfig | ProgramOptimizerConfig,
     Field(discriminator="name"),
 ]
-
-
-def _nesterov_problems(nesterov: bool, momentum: float) -> Iterator[str]:
-    if nesterov and not momentum:
-        yield (
-            "optimizer.nesterov=true needs momentum: set optimizer.momentum=0.9 or "
-            "optimizer.nesterov=false."
-        )
 
 
 def scaled_rate(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bsweep.config.capabilities import Capabilities
+from bsweep.config.card import clash
 from bsweep.config.groups import StrategyConfig
-from bsweep.config.point import Point
 from bsweep.config.values import Count, Natural, Processes
 
+if TYPE_CHECKING:
+    from bsweep.config.run import RunConfig
 
-@dataclass(frozen=True, kw_only=True)
+
 class ParameterServerConfig(StrategyConfig):
     name: Literal["parameter_server"]
     num_servers: Processes | None
@@ -26,14 +28,10 @@ class ParameterServerConfig(StrategyConfig):
     kind_can: ClassVar[Capabilities] = Capabilities(
         launchers=("torchrun",),
         why_no_fp16=(
-            "each server steps with its own part of the gradient, so that some of the servers may "
-            "not notice an overflow for which others skip the step. Use precision=fp32 or bf16, or "
-            "strategy=allreduce."
+            "a gradient may overflow on one server alone, and all would have to skip the step. Use "
+            "precision=bf16 or fp32, or strategy=allreduce."
         ),
-        why_no_noise=(
-            "only its servers have the sum of all gradients, and each server has a part of it. Use "
-            "strategy=horovod, allreduce or ddp"
-        ),
+        why_no_noise="no process has the sum of all gradients. Use strategy=horovod or allreduce",
     )
 
     @property
@@ -55,8 +53,8 @@ class ParameterServerConfig(StrategyConfig):
         if self.holds_layers and num_shards > num_layers:
             yield (
                 f"strategy.num_servers={num_shards} with strategy.sharding={self.sharding}: the "
-                f"model has {num_layers} layers with parameters, and each layer stays whole. Use "
-                "at most that many servers, or strategy.sharding=memory."
+                f"model has {num_layers} layers with parameters, which stay whole. Use fewer "
+                "servers, or strategy.sharding=memory."
             )
 
     @property
@@ -64,35 +62,18 @@ class ParameterServerConfig(StrategyConfig):
         """True if each layer of a model stays whole, on one server."""
         return self.sharding in ("layer", "layer_round_robin")
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
-        if self.consistency == "stale_synchronous" and self.staleness is None:
-            yield (
-                "strategy.consistency=stale_synchronous needs strategy.staleness, the number of "
-                "steps by which a worker may be ahead of the slowest worker, such as 3."
-            )
-        if self.consistency != "stale_synchronous" and self.staleness is not None:
-            yield (
-                f"strategy.staleness={self.staleness} with "
-                f"strategy.consistency={self.consistency}: this key is for "
-                "strategy.consistency=stale_synchronous only. Leave strategy.staleness out."
-            )
+        if (self.consistency == "stale_synchronous") != (self.staleness is not None):
+            remedy = "stale_synchronous needs a number such as 3. Leave it out with others."
+            yield clash(point, "strategy.consistency strategy.staleness", remedy)
         num_shards, optimizer = self.num_shards(point.num_workers), point.optimizer
         if self.colocated and num_shards > point.num_workers:
-            yield (
-                f"strategy.num_servers={num_shards} with strategy.colocated=true and "
-                f"num_workers={point.num_workers}: each colocated server needs a worker of its "
-                "own. Use at most one server for each worker."
-            )
+            keys = "strategy.num_servers strategy.colocated num_workers"
+            yield clash(point, keys, "use at most one server for each worker.")
         if optimizer.needs_global_norm and num_shards > 1:
-            yield (
-                f"optimizer={optimizer.name} clips by the norm of the whole gradient, which none "
-                f"of the {num_shards} servers has: use strategy.num_servers=1, or another "
-                "optimizer."
-            )
+            remedy = f"none of {num_shards} servers has the norm. Use strategy.num_servers=1."
+            yield clash(point, "optimizer strategy", remedy)
         if optimizer.needs_layer_norms and self.sharding in ("memory", "hashed_chunks"):
-            yield (
-                f"optimizer={optimizer.name} needs whole layers, which "
-                f"strategy.sharding={self.sharding} may cut: use strategy.sharding=layer, or "
-                "optimizer=sgd."
-            )
+            remedy = "it needs whole layers. Use strategy.sharding=layer, or optimizer=sgd."
+            yield clash(point, "optimizer strategy.sharding", remedy)

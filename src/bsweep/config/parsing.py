@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from bsweep.config.contradictions import refuse_contradictions
+from bsweep.config.rules import refuse_contradictions
 from bsweep.config.run import RunConfig, names, variants
 from bsweep.config.values import ConfigError, abbreviated, did_you_mean, shortened, show
 
@@ -88,24 +88,17 @@ def unknown_key(key: str) -> str:
 
 
 def _meant(key: str) -> str:
-    """Return ` Did you mean 'x'?` if a known key is similar to the given key, else an empty text.
-
-    These are tried in this order: similar keys of the same group, keys of this group that
-    abbreviate the given one or the reverse, keys with the same last part, and all similar keys.
+    """Return ` Did you mean 'x'?` if a known key has the same last part, or one in the same group
+    is similar or an abbreviation, or any is similar; else an empty text.
     """
     group, _, name = key.rpartition(".")
     others = [known for known in known_keys() if known != key]
-    within = [
-        known.removeprefix(f"{group}.")
-        for known in others
-        if group and known.startswith(f"{group}.")
-    ]
-    if near := did_you_mean(name, within):
-        return near.replace("'", f"'{group}.", 1)
+    within = [known for known in others if group and known.startswith(f"{group}.")]
     alike = [known for known in others if known.partition(".")[2] == name]
-    if short := abbreviated(name, within):
-        alike = [f"{group}.{short}"]
-    return f" Did you mean '{alike[0]}'?" if alike else did_you_mean(key, others)
+    short = abbreviated(name, [known.rpartition(".")[2] for known in within])
+    best = [f"{group}.{short}"] if short else alike
+    near = did_you_mean(key, within)
+    return near or (f" Did you mean '{best[0]}'?" if best else did_you_mean(key, others))
 
 
 @functools.cache

@@ -6,30 +6,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from bsweep.config.card import Card, Schema
-from bsweep.config.own import Options
-from bsweep.config.values import ConfigError, Count, PathName, did_you_mean
+from bsweep.config.optimizers import scaled_rate
+from bsweep.config.user_code import Options
+from bsweep.config.values import ConfigError, Count, PathName, did_you_mean, show
 from bsweep.core.checksums import sha256_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from bsweep.config.run import RunConfig
+
 Worker = Literal["bsweep.train.worker", "bsweep.external.worker"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProgramConfig(Card):
     """The base class of the cards of all programs."""
 
@@ -38,6 +41,15 @@ class ProgramConfig(Card):
 
     is_own: ClassVar[bool] = False
     """True if the program loads data and trains by code that bsweep does not know."""
+
+    def problems(self, point: RunConfig) -> Iterator[str]:
+        for group in ("data", "model", "optimizer", "strategy"):
+            name = getattr(point, group).name
+            if self.is_own != (name == "program"):
+                yield (
+                    f"{group}={name} with program={self.name}: a program of your own has its own "
+                    f"{group}, and bsweep's has none. Leave {group} out, or add program=own."
+                )
 
     def resolved(self) -> Self:
         """Return this card with a fingerprint of the files that it names.
@@ -51,10 +63,29 @@ class ProgramConfig(Card):
         """Save the files that the card names in a folder of a run."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class BuiltinConfig(ProgramConfig):
     name: Literal["builtin"]
 
+
+# The keys that a program of the user's own does not read: they must have their defaults.
+_UNREAD = (
+    "precision",
+    "channels_last",
+    "compile",
+    "graph",
+    "keep_weights",
+    "resume_from",
+    "accumulation_steps",
+    "evaluate_every_examples",
+    "average_batchnorm",
+)
+_USUAL = {
+    "launch.slowdown": None,
+    "launch.memory_limit_mb": None,
+    "batching.name": "fixed",
+    "allocation.name": "uniform",
+    "compression.name": "none",
+}
 
 # A name in braces, or in two pairs of them, which stand for one pair.
 _BRACES = re.compile(r"\{\{([A-Za-z_][\w.]*)\}\}|\{([A-Za-z_][\w.]*)\}")
@@ -84,7 +115,6 @@ def _metrics_of(text: str) -> str:
 Metrics = Annotated[str, AfterValidator(_metrics_of)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class FieldsConfig(Schema):
     """The names that the values of an epoch have in what the program writes, see `program.metrics`.
 
@@ -100,7 +130,6 @@ class FieldsConfig(Schema):
     test_accuracy: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class OwnProgramConfig(ProgramConfig):
     """The card of the user's own training program, which each worker starts by `command`."""
 
@@ -182,6 +211,50 @@ class OwnProgramConfig(ProgramConfig):
             return shutil.which(self.python or sys.executable)
         return shutil.which(word) or shutil.which(str(self.path / word))
 
+    def problems(self, point: RunConfig) -> Iterator[str]:
+        yield from super().problems(point)
+        defaults = {field.name: field.default for field in fields(point)}
+        usual = {key: defaults[key] for key in _UNREAD} | _USUAL
+        if point.checkpoint_every is not None:
+            usual["checkpoint_every"] = "auto"
+        for key, value in usual.items():
+            if (given := operator.attrgetter(key)(point)) != value:
+                typed = key.removesuffix(".name")
+                yield (
+                    f"{typed}={show(given)} with program=own: your program decides about this. "
+                    f"Leave {typed} out; program.options.NAME=... passes a value on to the program."
+                )
+        if point.local_batch or point.global_batch:
+            yield from self._problems_of_texts(point)
+
+    def _problems_of_texts(self, point: RunConfig) -> Iterator[str]:
+        """Yield an error message for each wrong word in braces, and for each key that does not fit
+        the metrics that the program writes.
+        """
+        values = values_of(point)
+        try:
+            self.command_of(values)
+            if self.metrics is not None:
+                self.metrics_of(values)
+        except ConfigError as error:
+            yield from error.problems
+        named = [key for key, name in asdict(self.fields).items() if name is not None]
+        if self.metrics is None:
+            if named:
+                yield (
+                    f"program.fields.{named[0]} without program.metrics: say what the program "
+                    "writes, as in program.metrics=csv:log.csv."
+                )
+            return
+        if getattr(point.data, "num_train", None) is None:
+            yield f"program.metrics={self.metrics} needs an epoch's size: data.num_train=50000."
+        if "{" not in self.metrics and getattr(point.launch, "parallel", 1) != 1:
+            yield (
+                f"program.metrics={self.metrics} with launch.parallel: points would write the same "
+                "file. Use one for each point, such as csv:{run_folder}/log.csv, also in the "
+                "command."
+            )
+
     def command_of(self, values: Mapping[str, Any]) -> list[str]:
         """Return the words of the command for one worker.
 
@@ -250,6 +323,52 @@ def _refuse_missing(folder: Path, name: str, key: str) -> None:
     if not (folder / name).is_file():
         near = did_you_mean(name, [str(one.relative_to(folder)) for one in folder.glob("*")])
         raise ConfigError(f"{key}: there is no file {folder / name}.{near}")
+
+
+def values_of(config: RunConfig) -> dict[str, Any]:
+    """Return the values of a point by the names that a command may have in braces. A program also
+    gets them in its environment, and from `bsweep.join()`.
+
+    Args:
+        config: A point with `program=own`.
+
+    Returns:
+        The values; None for a value that the user did not give. An option of the program has its
+        own name, unless a key of the point has this name, and `options.NAME`.
+    """
+    program = config.program
+    options: dict[str, Any] = program.options if isinstance(program, OwnProgramConfig) else {}
+    folder = config.study_dir.absolute() / config.run_id
+    return {
+        **options,
+        **{f"options.{name}": value for name, value in options.items()},
+        "local_batch": config.examples_per_pass,
+        "global_batch": config.examples_per_step,
+        "num_workers": config.num_workers,
+        "epochs": config.epochs,
+        "seed": config.seed,
+        "lr": learning_rate(config),
+        "study": config.study,
+        "run_id": config.run_id,
+        "run_folder": str(folder),
+        "checkpoint_folder": str(folder / "program"),
+    }
+
+
+def learning_rate(config: RunConfig) -> float | None:
+    """Return the learning rate that the learning-rate rule gives for a point; None if the user gave
+    no rate.
+    """
+    card = config.optimizer
+    if card.lr is None:
+        return None
+    return scaled_rate(
+        card.lr,
+        card.lr_rule,
+        reference_batch=card.reference_batch,
+        rate_batch=config.rate_batch(0),
+        num_workers=config.num_workers,
+    )
 
 
 BUILTIN = BuiltinConfig(name="builtin")

@@ -11,11 +11,11 @@ import hashlib
 import json
 import types
 import typing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.allocation import AnyAllocation
 from bsweep.config.batching import FIXED, AnyBatching
 from bsweep.config.card import Card, Schema
@@ -53,7 +53,6 @@ GROUPS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunConfig(Schema):
     """One point of a sweep. After the check for contradictions, exactly one of `local_batch` and
     `global_batch` is set.
@@ -64,14 +63,14 @@ class RunConfig(Schema):
     local_batch: Count | None
     global_batch: Count | None
     num_workers: Processes
-    accumulation_steps: Count
+    accumulation_steps: Count = 1
     epochs: Count
     seed: Seed
     device: Literal["auto", "cpu", "cuda"]
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
-    channels_last: Literal["auto", True, False]
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = "auto"
+    channels_last: Literal["auto", True, False] = "auto"
     compile: bool = False
-    average_batchnorm: bool
+    average_batchnorm: bool = True
     log_every_steps: Count
     data: AnyData
     model: AnyModel
@@ -188,7 +187,7 @@ class RunConfig(Schema):
         Raises:
             ConfigError: If code or a file cannot be found.
         """
-        config = own.resolve(self)
+        config = user_code.resolve(self)
         model, program = config.model.resolved(), config.program.resolved()
         if model is config.model and program is config.program:
             return config

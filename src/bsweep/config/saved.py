@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from bsweep.config.parsing import parse
+from bsweep.config.parsing import validate
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.whole_files import write_whole
@@ -22,16 +22,17 @@ def save_config(config: RunConfig, path: Path) -> None:
 
 
 def read_config(path: Path) -> RunConfig:
-    """Return the configuration of a run from a file that `save_config` wrote.
+    """Return the configuration of a run from a file that `save_config` wrote. Its values are not
+    checked for contradictions again.
 
     Raises:
-        ConfigError: If the file cannot be read or holds no valid configuration.
+        ConfigError: If the file cannot be read, or a value has the wrong type or range.
     """
     try:
         saved = yaml.load(path.read_bytes(), _LOADER)
         if not isinstance(saved, dict):
             raise ValueError("no mapping of keys to values")
-        return parse(saved)
+        return validate(saved)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}.") from None
     except ConfigError as error:

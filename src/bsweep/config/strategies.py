@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from bsweep.config.allreduce import Algorithm, AllReduceConfig
 from bsweep.config.capabilities import Capabilities
+from bsweep.config.card import clash
 from bsweep.config.groups import StrategyConfig
-from bsweep.config.own import Own
 from bsweep.config.parameter_server import ParameterServerConfig
-from bsweep.config.point import Point
-from bsweep.config.splitting import (
+from bsweep.config.split_strategies import (
     DeepSpeedConfig,
     PipeDreamConfig,
     PipelineConfig,
     ShardedConfig,
     TensorConfig,
 )
+from bsweep.config.user_code import UserCode
 from bsweep.config.values import (
     Count,
     Fraction,
@@ -35,35 +35,33 @@ from bsweep.config.values import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from bsweep.config.run import RunConfig
+
 CYCLE_VARIABLE = "HOROVOD_CYCLE_TIME"
 GPU_CYCLE_MS = 0.1
 """The cycle time of Horovod on GPUs in place of its default, in milliseconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SingleConfig(StrategyConfig):
     name: Literal["single"]
 
     builds: ClassVar[str] = "bsweep.strategies.single:Single"
     kind_can: ClassVar[Capabilities] = Capabilities(replicates=True)
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         if point.num_workers > 1:
-            yield (
-                f"strategy=single exchanges nothing, but num_workers={point.num_workers}: use "
-                "strategy=horovod or num_workers=1."
-            )
+            remedy = "it exchanges nothing. Use strategy=horovod."
+            yield clash(point, "strategy num_workers", remedy)
 
 
-@dataclass(frozen=True, kw_only=True)
 class HorovodConfig(StrategyConfig):
     name: Literal["horovod"]
-    op: Literal["average", "adasum"]
-    buckets: Count
-    fusion_threshold_mb: Annotated[NonNegative, Field(le=2**20)]
-    cycle_time_ms: Annotated[Positive, Field(le=1e6)]
-    cache_capacity: Natural
+    op: Literal["average", "adasum"] = "average"
+    buckets: Count = 1
+    fusion_threshold_mb: Annotated[NonNegative, Field(le=2**20)] = 128
+    cycle_time_ms: Annotated[Positive, Field(le=1e6)] = 1.0
+    cache_capacity: Natural = 1024
 
     builds: ClassVar[str] = "bsweep.strategies.horovod:Horovod"
     kind_can: ClassVar[Capabilities] = Capabilities(
@@ -121,21 +119,16 @@ class HorovodConfig(StrategyConfig):
                     f"{variable}={wanted} horovodrun ..., or use strategy.{key}={started}."
                 )
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         if not point.compression.builds:
             return
-        codec = point.compression.name
         if self.op == "adasum":
-            yield (
-                f"strategy.op=adasum does not sum gradients, but compression={codec} needs the "
-                "sum: use strategy.op=average."
-            )
+            remedy = "a codec needs the sum of the gradients. Use strategy.op=average."
+            yield clash(point, "strategy.op compression", remedy)
         if self.buckets > 1:
-            yield (
-                f"strategy.buckets={self.buckets} with compression={codec}: a codec takes the "
-                "whole gradient at once. Use strategy.buckets=1."
-            )
+            remedy = "a codec takes the whole gradient. Use strategy.buckets=1."
+            yield clash(point, "strategy.buckets compression", remedy)
 
 
 def _horovod_value(value: float, unit: int) -> str:
@@ -149,17 +142,9 @@ def _exact(value: float) -> str:
 
 
 # It exchanges the whole vector in one call, with Horovod's default settings.
-PLAIN_HOROVOD = HorovodConfig(
-    name="horovod",
-    op="average",
-    buckets=1,
-    fusion_threshold_mb=128,
-    cycle_time_ms=1.0,
-    cache_capacity=1024,
-)
+PLAIN_HOROVOD = HorovodConfig(name="horovod")
 
 
-@dataclass(frozen=True, kw_only=True)
 class DDPConfig(StrategyConfig):
     name: Literal["ddp"]
     hook: Literal["none", "fp16", "bf16", "powersgd"]
@@ -179,15 +164,11 @@ class DDPConfig(StrategyConfig):
 
     @property
     def can(self) -> Capabilities:
-        no_noise = (
-            f"strategy.hook={self.hook} changes the gradient, so that its noise cannot be "
-            "measured. Use strategy.hook=none"
-        )
+        no_noise = f"strategy.hook={self.hook} changes the gradient. Use strategy.hook=none"
         no_cpu = "strategy.hook=bf16 needs GPUs, with NCCL: use strategy.hook=fp16 or none on CPUs."
         no_fp16 = (
-            "strategy.hook=powersgd keeps its error for later steps, and a gradient that "
-            "overflowed would stay in it. Use strategy.hook=fp16, precision=fp32 or bf16, or "
-            "strategy=allreduce compression=powersgd."
+            "strategy.hook=powersgd would keep a gradient that overflowed. Use precision=bf16 or "
+            "fp32, or strategy=allreduce compression=powersgd."
         )
         is_powersgd = self.hook == "powersgd"  # each worker keeps the error of its compression
         return replace(
@@ -208,16 +189,12 @@ class DDPConfig(StrategyConfig):
     def in_probe(self) -> AllReduceConfig:
         return AllReduceConfig(name="allreduce", algorithm="native")
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         if self.hook in ("fp16", "bf16") and point.precision == "fp64":
-            yield (
-                f"precision=fp64 with strategy.hook={self.hook}: the hook would round fp64 "
-                f"gradients to {self.hook}. Use only one of them."
-            )
+            yield clash(point, "precision strategy.hook", "use only one of them.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class LocalSGDConfig(StrategyConfig):
     name: Literal["local_sgd"]
     sync_every: Count
@@ -231,7 +208,7 @@ class LocalSGDConfig(StrategyConfig):
     def in_probe(self) -> AllReduceConfig:
         return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
 
-    def rate_batch(self, point: Point, rank: int) -> float:
+    def rate_batch(self, point: RunConfig, rank: int) -> float:
         """Return the global batch divided by the number of workers. The rules `linear` and `sqrt`
         use this number for every worker: one with a larger batch counts for more through its loss,
         not through its learning rate.
@@ -239,7 +216,6 @@ class LocalSGDConfig(StrategyConfig):
         return point.examples_per_step / point.num_workers
 
 
-@dataclass(frozen=True, kw_only=True)
 class EitherConfig(StrategyConfig):
     """The base class of the cards of strategies whose workers exchange over torch.distributed or
     over Horovod, as the key `algorithm` says.
@@ -261,17 +237,13 @@ class EitherConfig(StrategyConfig):
             return PLAIN_HOROVOD
         return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         wanted = "horovodrun" if self.can.uses_horovod else "torchrun"
         if point.launch.name != wanted and point.launch.name in ("torchrun", "horovodrun"):
-            yield (
-                f"strategy.algorithm={self.algorithm} with launch={point.launch.name}: {wanted} "
-                f"starts its processes. Use launch={wanted} strategy.algorithm={self.algorithm}."
-            )
+            yield clash(point, "strategy.algorithm launch", f"Use launch={wanted}.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class DiLoCoConfig(EitherConfig):
     name: Literal["diloco"]
     sync_every: Count
@@ -307,14 +279,14 @@ class DiLoCoConfig(EitherConfig):
     def vectors_of_first_step(self) -> int:
         return 1  # the outer momentum
 
-    def rate_batch(self, point: Point, rank: int) -> float:
+    def rate_batch(self, point: RunConfig, rank: int) -> float:
         """Return the examples of one step of the worker with this rank. The rules `linear` and
         `sqrt` compute the worker's learning rate from this number. Other workers' examples do not
         count, because each worker steps by itself.
         """
         return point.worker_batches[rank]
 
-    def warnings(self, point: Point) -> Iterator[str]:
+    def warnings(self, point: RunConfig) -> Iterator[str]:
         """Yield a warning if the strategy weights workers as FedNova does, but the paper on FedNova
         does not say how to count the steps of the optimizer.
         """
@@ -325,28 +297,22 @@ class DiLoCoConfig(EitherConfig):
         ):
             yield (
                 f"strategy.weighting=fednova counts steps of optimizer={point.optimizer.name} as "
-                "plain SGD steps, because FedNova's paper does not cover this optimizer: use "
-                "optimizer=sgd, or another strategy.weighting"
+                "SGD's, because FedNova's paper does not have this optimizer: use optimizer=sgd, "
+                "or another strategy.weighting"
             )
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
-        if self.weights is not None:
-            yield from self._weight_problems(self.weights, point.num_workers)
-
-    def _weight_problems(self, weights: tuple[float, ...], num_workers: int) -> Iterator[str]:
-        given = f"strategy.weights={show(weights)}"
-        if len(weights) != num_workers:
+        weights = self.weights
+        if weights and (len(weights) != point.num_workers or abs(sum(weights) - 1) > 1e-6):
             yield (
-                f"{given} has {len(weights)} weights for num_workers={num_workers}: give one for "
-                "each worker."
+                f"strategy.weights={show(weights)}: {len(weights)} weights sum to "
+                f"{sum(weights):.9g}, and num_workers={point.num_workers}. Give each worker one, "
+                "so that they sum to 1."
             )
-        if abs(sum(weights) - 1) > 1e-6:
-            yield f"{given} sum to {sum(weights):.9g}: give weights that sum to 1."
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnStrategyConfig(Own, EitherConfig):
+class OwnStrategyConfig(UserCode, EitherConfig):
     name: Literal["own"]
     sync_every: Count
 
@@ -364,7 +330,6 @@ class OwnStrategyConfig(Own, EitherConfig):
         return self.sync_every
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProgramStrategyConfig(StrategyConfig):
     """The card of the exchange of the user's own program; see `bsweep.config.programs`."""
 

@@ -15,7 +15,7 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bsweep.config.card import resolve
+from bsweep.config.card import load_object
 from bsweep.config.data import ImageConfig, ProgramDataConfig
 from bsweep.config.groups import DataConfig
 from bsweep.data.info import DataInfo
@@ -60,7 +60,7 @@ def _prepared(config: DataConfig) -> DataInfo | ValueError:
     The result is cached, errors too: a sweep asks for every point, and an answer may take a while.
     """
     try:
-        info: DataInfo = resolve(config.builds).info(config)
+        info: DataInfo = load_object(config.builds).info(config)
         num_train = info.num_train - _num_validation(config, info.num_train)
         _refuse_larger(config.subset, num_train)
     except ValueError as error:
@@ -88,7 +88,7 @@ def load(config: DataConfig, device: torch.device) -> Dataset:
     """
     from bsweep.data.dataset import balanced_subset, placed, with_validation  # imports torch
 
-    dataset: Dataset = resolve(config.builds).load(config)
+    dataset: Dataset = load_object(config.builds).load(config)
     if number := _num_validation(config, len(dataset.train_labels)):
         dataset = with_validation(dataset, number)
     _refuse_larger(config.subset, len(dataset.train_labels))

@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.data import OwnDataConfig
 from bsweep.config.values import ConfigError
 from bsweep.data.cache import cached, cached_info
@@ -49,8 +49,8 @@ def _name(config: OwnDataConfig) -> str:
 def _build(config: OwnDataConfig) -> Dataset:
     from bsweep.data import examples  # imports torch
 
-    with own.blamed("data", config, "it raised an error"):
-        pair = own.call(config)
+    with user_code.blamed("data", config, "it raised an error"):
+        pair = user_code.call(config)
     try:
         train, test = pair
     except (TypeError, ValueError):
@@ -58,7 +58,7 @@ def _build(config: OwnDataConfig) -> Dataset:
             f"data.target={config.target}: it returned {type(pair).__name__}, not a pair (train, "
             "test) of data sets."
         ) from None
-    with own.blamed("data", config, "reading its examples failed"):
+    with user_code.blamed("data", config, "reading its examples failed"):
         try:
             return examples.collected(train, test)
         except Unfit as problem:

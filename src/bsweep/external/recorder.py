@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bsweep.config.program_point import learning_rate
-from bsweep.config.programs import OwnProgramConfig
+from bsweep.config.programs import OwnProgramConfig, learning_rate
 from bsweep.config.run import RunConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.core.words import listed

@@ -19,8 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from bsweep.config.program_point import values_of
-from bsweep.config.programs import OwnProgramConfig
+from bsweep.config.programs import OwnProgramConfig, values_of
 from bsweep.config.run import RunConfig
 from bsweep.core import network, signals
 from bsweep.core.following import GrowingFile

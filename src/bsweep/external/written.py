@@ -11,8 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bsweep.config.program_point import values_of
-from bsweep.config.programs import OwnProgramConfig
+from bsweep.config.programs import OwnProgramConfig, values_of
 from bsweep.config.run import RunConfig
 from bsweep.config.values import did_you_mean
 from bsweep.core.words import first_of

@@ -12,6 +12,7 @@ import psutil
 
 from bsweep.config import slurm
 from bsweep.config.launch import ProcessesConfig, most_at_once, nodes_of, slots_by_host, slots_of
+from bsweep.config.rules import warnings_of
 from bsweep.config.run import RunConfig
 from bsweep.config.values import show
 from bsweep.core import memory, network
@@ -46,15 +47,9 @@ def check_machine(config: RunConfig) -> list[str]:
         _check_memory_limit(on_gpus)
     if isinstance(config.launch, ProcessesConfig):
         _check_variables(config.launch)
-    doubts = [*config.data.warnings(config)]
     if not config.launch.starts_processes:
-        return [*doubts, *_too_many_threads(config)]
-    return [
-        *doubts,
-        *_doubts_about_machines(config),
-        *config.compression.warnings(config),
-        *config.strategy.warnings(config),
-    ]
+        return [*warnings_of(config), *_too_many_threads(config)]
+    return [*warnings_of(config), *_doubts_about_machines(config)]
 
 
 def check_packages(config: RunConfig) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from bsweep.config.card import resolve
+from bsweep.config.card import load_object
 from bsweep.config.groups import LaunchConfig
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
@@ -158,4 +158,4 @@ def host_launcher_of(card: ProcessesConfig) -> HostLauncher:
 
 @functools.cache  # `Inline` remembers whether this process may still train
 def _launcher(builds: str) -> Any:
-    return resolve(builds)()
+    return load_object(builds)()

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from bsweep import data
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.groups import DataConfig, ModelConfig
 from bsweep.config.models import LibraryConfig
 from bsweep.config.saved import read_config
@@ -170,7 +170,7 @@ def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         config = read_config(path)
         found["weights"] = weights_digest(config.model)
-        own.read_kept(config, RunPaths(path.parent).own)  # it may make the data
+        user_code.load_saved(config, RunPaths(path.parent).own)  # it may make the data
         check_packages(config)
         if config.program.is_own:
             if config.program.resolved() != config.program:

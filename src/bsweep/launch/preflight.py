@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.launch import ProcessesConfig, SshConfig, nodes_of
 from bsweep.config.models import LibraryConfig
 from bsweep.config.run import RunConfig
@@ -135,7 +135,7 @@ def ask_all(config: RunConfig, hosts: Sequence[str], *, is_thorough: bool = Fals
     with tempfile.TemporaryDirectory(prefix=".preflight.", dir=config.study_dir) as seen:
         point = Path(seen).resolve() / "config.yaml"
         save_config(config, point)
-        own.keep(config, RunPaths(point.parent).own)  # the user's own code may make the data
+        user_code.save(config, RunPaths(point.parent).own)  # the user's own code may make the data
         request = machine_facts.Request(
             point=str(point), device=config.device, hosts=tuple(hosts), is_thorough=is_thorough
         )

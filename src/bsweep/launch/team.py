@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.core import signals
@@ -160,7 +160,7 @@ def key_of(config: RunConfig) -> Hashable:
         return None
     variables = tuple(sorted(strategy.variables().items()))
     # The user's own code may change settings of torch, or torch itself.
-    code = tuple(sorted({str(card.fingerprint) for card in own.cards(config).values()}))
+    code = tuple(sorted({str(card.fingerprint) for card in user_code.cards(config).values()}))
     return launch, config.num_workers, config.num_server_processes, variables, code
 
 

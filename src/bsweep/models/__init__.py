@@ -21,11 +21,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from bsweep.config.capabilities import Capabilities
-from bsweep.config.card import resolve
+from bsweep.config.card import load_object
 from bsweep.config.groups import ModelConfig
 from bsweep.config.models import LibraryConfig
-from bsweep.config.own import Own, place
 from bsweep.config.run import RunConfig
+from bsweep.config.user_code import UserCode, line_of
 from bsweep.config.values import ConfigError
 from bsweep.core.gpus import num_gpus
 from bsweep.core.torch_private import private
@@ -49,7 +49,7 @@ def build(config: ModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> n
     (B, num_classes). A language model maps tokens (B, T) to logits (B, T, num_classes). A model
     with its own objective may return what that objective takes.
     """
-    model: nn.Module = resolve(config.builds)(config, num_classes=num_classes, shape=shape)
+    model: nn.Module = load_object(config.builds)(config, num_classes=num_classes, shape=shape)
     return model
 
 
@@ -189,7 +189,7 @@ def pieces(card: ModelConfig, model: nn.Module) -> list[tuple[str, nn.Sequential
 
     words = _named(card)
     if card.pieces:
-        named = resolve(card.pieces)(model)
+        named = load_object(card.pieces)(model)
     elif callable(method := getattr(model, "pieces", None)):
         named = method()
     elif type(model).forward is torch.nn.Sequential.forward:
@@ -453,7 +453,7 @@ def _problem_with(
 
 def _named(card: ModelConfig) -> str:
     """Return the words that choose a model."""
-    return f"model.target={card.target}" if isinstance(card, Own) else f"model={card.name}"
+    return f"model.target={card.target}" if isinstance(card, UserCode) else f"model={card.name}"
 
 
 def _problem_in_evaluation(
@@ -507,5 +507,5 @@ def _in_a_line(error: Exception) -> str:
     error was raised there.
     """
     message = " ".join(str(error).split()).rstrip(".")
-    line = place(error)
+    line = line_of(error)
     return f"{type(error).__name__}: {message}" + (f" ({line})" if line else "")

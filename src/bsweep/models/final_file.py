@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bsweep import models
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.saved import read_config
 from bsweep.core import tensor_files
 from bsweep.data.dataset import Dataset
@@ -75,7 +75,9 @@ def load_model(run_folder: str | Path) -> nn.Module:
     kept = tensor_files.read_tensors(paths.final)
     if kept is None:
         raise ValueError(f"{paths.final} is damaged: train the point again in another study.")
-    own.read_kept(config, paths.own, ("model",))  # the optimizer's package may be newer by now
+    user_code.load_saved(
+        config, paths.own, ("model",)
+    )  # the optimizer's package may be newer by now
     shape, num_classes = tuple(kept["shape"]), kept["num_classes"]
     model = models.build(config.model, num_classes=num_classes, shape=shape)
     dtypes = {value.dtype for value in kept["weights"].values() if value.is_floating_point()}

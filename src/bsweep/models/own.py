@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.models import OwnModelConfig
 from bsweep.config.values import ConfigError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def build(config: OwnModelConfig, *, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
     # Always on the CPU, never on the meta device: the user's code may read values.
     with torch.device("cpu"):
-        model: nn.Module = own.made("model", config, nn.Module, num_classes, shape)
+        model: nn.Module = user_code.make("model", config, nn.Module, num_classes, shape)
     if problem := _problem(model):
         raise ConfigError(f"model.target={config.target}: {problem}")
     return model

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-from bsweep.config.card import resolve
+from bsweep.config.card import load_object
 from bsweep.config.groups import ModelConfig
 from bsweep.config.values import ConfigError
 from bsweep.models import have_gradient, modules_named
@@ -97,7 +97,7 @@ def of(card: ModelConfig, model: nn.Module) -> Plan:
     Raises:
         ConfigError: If the user's own model has no plan.
     """
-    plan: Plan = resolve(card.tensor_plan)(model)
+    plan: Plan = load_object(card.tensor_plan)(model)
     return plan
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from bsweep.config import own
-from bsweep.config.card import resolve
+from bsweep.config import user_code
+from bsweep.config.card import load_object
 from bsweep.config.groups import OptimizerConfig
 from bsweep.config.optimizers import (
     AdamWConfig,
@@ -36,7 +36,7 @@ def build(config: OptimizerConfig, vector: Flat) -> Optimizer:
     Raises:
         ValueError: If the user's own optimizer cannot be built.
     """
-    optimizer: Optimizer = resolve(config.builds)(config, vector)
+    optimizer: Optimizer = load_object(config.builds)(config, vector)
     return optimizer
 
 
@@ -86,7 +86,7 @@ def from_target(config: OwnOptimizerConfig, vector: Flat) -> Optimizer:
             has no `lr`, which the schedule sets.
     """
     groups = (_layer_groups if config.by_layer else _flat_groups)(config, vector)
-    optimizer: Optimizer = own.made("optimizer", config, Optimizer, groups, config.lr)
+    optimizer: Optimizer = user_code.make("optimizer", config, Optimizer, groups, config.lr)
     if not all("lr" in group for group in optimizer.param_groups):
         raise ConfigError(
             f"optimizer.target={config.target}: its param_groups have no 'lr', where the schedule "

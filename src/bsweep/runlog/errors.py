@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.core import torch_private
 from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
@@ -136,7 +136,7 @@ def _told_traceback(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, ValueError) and Path(frames[-1].filename).is_relative_to(_PACKAGE):
         return ""
-    return own.traced(error)
+    return user_code.traceback_of(error)
 
 
 _PACKAGE = Path(__file__).parents[1]
@@ -154,7 +154,7 @@ def described(error: BaseException) -> str:
     The traceback begins at the first line of the user's code. Of the user's own program it is what
     the program printed.
     """
-    trace = error.log if isinstance(error, ProgramError) else own.traced(error)
+    trace = error.log if isinstance(error, ProgramError) else user_code.traceback_of(error)
     return f"{said_by(error)}\n{trace or ''}".strip()
 
 

@@ -49,7 +49,9 @@ class RunPaths:
 
     @property
     def own(self) -> Path:
-        """The folder of the user's own code that the run trains with; see `bsweep.config.own`."""
+        """The folder of the user's own code that the run trains with; see
+        `bsweep.config.user_code`.
+        """
         return self.folder / "own"
 
     @property

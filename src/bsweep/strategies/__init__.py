@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bsweep.config.card import resolve
+from bsweep.config.card import load_object
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
@@ -38,7 +38,7 @@ def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
 
     This imports the strategy's module. Horovod is imported only if the strategy exchanges over it.
     """
-    strategy: Strategy = resolve(config.strategy.builds)(config, config.strategy, place, paths)
+    strategy: Strategy = load_object(config.strategy.builds)(config, config.strategy, place, paths)
     return strategy
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bsweep.config.splitting import DeepSpeedConfig
+from bsweep.config.split_strategies import DeepSpeedConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Flat, Vector, layout

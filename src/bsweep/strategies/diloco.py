@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from bsweep.config.card import resolve
+from bsweep.config.card import load_object
 from bsweep.config.optimizers import SGDConfig
 from bsweep.config.strategies import DiLoCoConfig
 from bsweep.data.plan import Share, round_size
@@ -75,7 +75,9 @@ class DiLoCo(Rounds):
 
     def connect(self) -> None:
         inner = self.card.in_probe
-        self._exchange: Summing = resolve(inner.builds)(self.config, inner, self.place, self.paths)
+        self._exchange: Summing = load_object(inner.builds)(
+            self.config, inner, self.place, self.paths
+        )
         # of the workers' clocks
         self._offsets = torch.zeros(self.num_workers, dtype=torch.float64)
         self._epoch_seconds = EpochSeconds(torch.zeros(self.num_workers, dtype=torch.float64))

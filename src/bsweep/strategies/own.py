@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import OwnStrategyConfig
 from bsweep.config.values import ConfigError
@@ -18,7 +18,7 @@ from bsweep.strategies.summing import Summing
 def build(
     config: RunConfig, strategy: OwnStrategyConfig, place: Place, paths: RunPaths
 ) -> Strategy:
-    built = own.call(strategy, config, strategy, place, paths)
+    built = user_code.call(strategy, config, strategy, place, paths)
     _refuse(type(built), config, strategy)
     assert isinstance(built, Strategy)
     return built
@@ -35,7 +35,7 @@ def check_own_strategy(config: RunConfig) -> None:
     """
     strategy = config.strategy
     assert isinstance(strategy, OwnStrategyConfig), strategy
-    target = own.load_target(strategy)
+    target = user_code.load_target(strategy)
     if isinstance(target, type):
         _refuse(target, config, strategy)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed import Work
 from torch.optim import Optimizer
 
-from bsweep.config.splitting import PipeDreamConfig
+from bsweep.config.split_strategies import PipeDreamConfig
 from bsweep.config.values import ConfigError
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Flat, Vector

@@ -24,7 +24,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from torch.optim import Optimizer
 
 from bsweep import models
-from bsweep.config.splitting import PipelineConfig, StagedConfig
+from bsweep.config.split_strategies import PipelineConfig, StagedConfig
 from bsweep.numerics import optim
 from bsweep.numerics.activations import Activations
 from bsweep.numerics.timing import seconds_of

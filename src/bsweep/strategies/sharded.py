@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from bsweep import models
-from bsweep.config.splitting import ShardedConfig
+from bsweep.config.split_strategies import ShardedConfig
 from bsweep.core.torch_private import private
 from bsweep.numerics import precision
 from bsweep.numerics.vector import layout

@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from bsweep.config.splitting import SplitConfig
+from bsweep.config.split_strategies import SplitConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.checksums import sha256_of
 from bsweep.core.gpus import num_gpus

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 
-from bsweep.config.splitting import TensorConfig
+from bsweep.config.split_strategies import TensorConfig
 from bsweep.core.torch_private import private
 from bsweep.models import plans
 from bsweep.numerics.vector import layout, part_of

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.launch import Outcome
@@ -237,7 +237,7 @@ def _write_beginning(config: RunConfig, paths: RunPaths, earlier: _Earlier) -> N
         earlier: The facts of earlier attempts.
     """
     save_config(config, paths.config)
-    own.keep(config, paths.own)
+    user_code.save(config, paths.own)
     config.program.keep(paths.own)
     meta = {
         "launched_at": file_system_time(paths.folder),

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bsweep import allocation, data, models
-from bsweep.config import own
-from bsweep.config.contradictions import refuse_vain_evaluations
+from bsweep.config import user_code
+from bsweep.config.rules import refuse_vain_evaluations
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
@@ -31,7 +31,7 @@ def check_point(config: RunConfig) -> list[str]:
         ConfigError: If a check finds that the point cannot run, for example because of its data,
             this machine or the user's own code.
     """
-    own.check(config)
+    user_code.check(config)
     try:
         warnings = check_machine(config)
         if config.resume_from and not (checkpoints(paths_of(config)) or result_of(config)):
@@ -86,7 +86,7 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
 
     Either that code does not have the interface of its kind, or it does not fit the run.
     """
-    parts = own.cards(config)
+    parts = user_code.cards(config)
     if "optimizer" in parts:
         from bsweep.numerics import optim  # imports torch, as the user's code does
         from bsweep.numerics.vector import Vector

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from bsweep import data, launch
 from bsweep.allocation import probes
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
@@ -143,7 +143,7 @@ def _launch_beside(
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
     save_config(config, paths.config)
-    own.keep(config, paths.own)
+    user_code.save(config, paths.own)
     write_json(paths.meta, {"launched_at": file_system_time(paths.folder)})
     paths.metrics.touch()
     output = Output(paths, config.num_workers)

@@ -14,12 +14,13 @@ from bsweep.trackers import NAMES, Sink, check_trackers, records, sink
 
 logger = terminal.logger(__name__)
 
-_BAD = 2
-
 
 def main(arguments: Sequence[str]) -> int:
     """Copy the records of a study's runs to a tracker, and return the exit code of `bsweep
     export`.
+
+    Raises:
+        ValueError: If the folder holds no runs, or the tracker cannot be used.
     """
     parser = argparse.ArgumentParser(
         prog="bsweep export", description="Copy the records of a study's runs to a tracker."
@@ -34,15 +35,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     folders = sorted(p.parent for p in options.study.glob("[!.]*/metrics.jsonl"))
     if not folders:
-        logger.error(
-            f"bsweep: {options.study} holds no runs with records. Give the folder of one study."
+        raise ValueError(
+            f"{options.study} holds no runs with records. Give the folder of one study."
         )
-        return _BAD
-    try:
-        check_trackers([options.to])
-    except ValueError as error:
-        logger.error(f"bsweep: {error}")
-        return _BAD
+    check_trackers([options.to])
     to, study = sink(options.to), options.study.resolve().name
     stored_in = options.out or to.place(options.study)
     failed = 0

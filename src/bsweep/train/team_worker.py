@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.core import memory
 from bsweep.core.following import GrowingFile
 from bsweep.core.ranks import Place
@@ -83,7 +83,7 @@ def train(paths: TeamPaths) -> None:
         place = worker.take_part(run, worker.train_launched)
         with paths.through(place.rank).open("ab") as file:
             file.write(SPOILT if graph_capture.broken_capture() else b".")
-        own.forget()
+        user_code.forget()
         memory.give_back_garbage()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.data import plan
 from bsweep.train import step
 from bsweep.train.job import Job
@@ -47,7 +47,7 @@ def make_steps(job: Job) -> None:
             with job.restoring(job.optimizer):
                 job.strategy.rehearse()
             job.heartbeat()
-        if {"optimizer", "strategy"} & own.cards(job.config).keys():
+        if {"optimizer", "strategy"} & user_code.cards(job.config).keys():
             _refuse_dropped_gradients(job)
     saved.seek(0)
     state, own_state = torch.load(saved, map_location="cpu", weights_only=True)

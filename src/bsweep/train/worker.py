@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bsweep import batching, data, models, strategies
-from bsweep.config import own
+from bsweep.config import user_code
 from bsweep.config.groups import ModelConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
@@ -163,7 +163,7 @@ def set_up(
     gpus = num_gpus(config.device)
     if gpus and config.batching.changes_batch:
         _let_segments_grow()
-    own.read_kept(config, paths.own)
+    user_code.load_saved(config, paths.own)
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
     run_config, config = config, replace(config, strategy=in_place or config.strategy)
     strategy = strategies.build(config, place, paths)
@@ -372,7 +372,7 @@ def take_part(paths: RunPaths, work: Work) -> Place:
         errors_reported(paths, place),
     ):
         if place.is_server:
-            own.read_kept(config, paths.own)
+            user_code.load_saved(config, paths.own)
             with held(paths.worker_claim(place.rank), _LEFT):
                 strategies.serve(config, place, paths)
         else:

@@ -19,8 +19,8 @@ import yaml
 
 from bsweep.analysis.simulation.collectives import ALGORITHMS
 from bsweep.analysis.simulation.constants import Constants
-from bsweep.config.contradictions import exchange_contradictions
 from bsweep.config.parsing import conf_dir, validate
+from bsweep.config.rules import problems_of_cards
 from bsweep.config.run import RunConfig, names, variants
 from bsweep.config.values import did_you_mean
 
@@ -79,7 +79,9 @@ class Choice:
             self.config, num_workers=num_workers, local_batch=max(1, round(local_batch))
         )
         division = next(self._problems_of_division(num_workers, constants), "")
-        return division or next(exchange_contradictions(config), "")
+        return division or next(
+            problems_of_cards(config, ("strategy", "compression", "allocation")), ""
+        )
 
     def _problems_of_division(self, num_workers: int, constants: Constants) -> Iterator[str]:
         """Yield the messages with which bsweep would refuse to divide the model among so many

@@ -22,7 +22,12 @@ from bsweep.analysis.simulation.network import Array, Messages, Numbers
 from bsweep.config.allreduce import AllReduceConfig
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.parameter_server import ParameterServerConfig
-from bsweep.config.splitting import DeepSpeedConfig, ShardedConfig, StagedConfig, TensorConfig
+from bsweep.config.split_strategies import (
+    DeepSpeedConfig,
+    ShardedConfig,
+    StagedConfig,
+    TensorConfig,
+)
 from bsweep.config.strategies import (
     DDPConfig,
     DiLoCoConfig,

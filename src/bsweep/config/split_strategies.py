@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bsweep.config.allreduce import AllReduceConfig
 from bsweep.config.capabilities import Capabilities
+from bsweep.config.card import clash
 from bsweep.config.groups import StrategyConfig
-from bsweep.config.point import Point
 from bsweep.config.values import Count, show
 from bsweep.core.words import counted
 
+if TYPE_CHECKING:
+    from bsweep.config.run import RunConfig
 
-@dataclass(frozen=True, kw_only=True)
+
 class SplitConfig(StrategyConfig):
     """The base class of the cards of strategies that split a model over workers.
 
@@ -42,10 +44,7 @@ class SplitConfig(StrategyConfig):
     def can(self) -> Capabilities:
         no_noise = self.kind_can.why_no_noise
         if not no_noise and self.replicas == 1:
-            no_noise = (
-                "the noise is measured by comparing the gradients of replicas, and "
-                "strategy.replicas=1 has one. Use strategy.replicas=2"
-            )
+            no_noise = "the noise is in the gradients of replicas. Use strategy.replicas=2"
         elif not no_noise and self.reduce == "bf16":
             no_noise = "strategy.reduce=bf16 rounds the gradient. Use strategy.reduce=fp32"
         return replace(self.kind_can, why_no_noise=no_noise)
@@ -71,21 +70,17 @@ class SplitConfig(StrategyConfig):
         yield from super().problems_of_workers(num_workers)
         if num_workers % self.replicas:
             yield (
-                f"strategy.replicas={self.replicas} with num_workers={num_workers}: each "
-                "replica needs the same number of workers. Use a divisor of num_workers."
+                f"strategy.replicas={self.replicas} with num_workers={num_workers}: use a divisor "
+                "of num_workers, so that replicas have equally many workers."
             )
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         yield from self.problems_of_workers(point.num_workers)
         if self.reduce == "bf16" and point.precision == "fp64":
-            yield (
-                "precision=fp64 with strategy.reduce=bf16: gradients would be rounded to bf16. Use "
-                "only one of them."
-            )
+            yield clash(point, "precision strategy.reduce", "use only one of them.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShardedConfig(SplitConfig):
     name: Literal["sharded"]
     reshard: Literal["forward", "step"]
@@ -95,9 +90,8 @@ class ShardedConfig(SplitConfig):
     kind_can: ClassVar[Capabilities] = replace(
         SplitConfig.kind_can,
         why_no_noise=(
-            "FSDP2 sums gradients within the passes, so that no worker has a gradient of its own, "
-            "whose noise could be measured. Use strategy=allreduce, or strategy=tensor or pipeline "
-            "with strategy.replicas=2"
+            "FSDP2 sums gradients within the passes, and no worker has one of its own. Use "
+            "strategy=allreduce, or tensor or pipeline with strategy.replicas=2"
         ),
     )
 
@@ -127,7 +121,6 @@ class ShardedConfig(SplitConfig):
         return within + self._between_replicas(num_workers), 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class TensorConfig(SplitConfig):
     name: Literal["tensor"]
 
@@ -144,7 +137,6 @@ class TensorConfig(SplitConfig):
         return between, 1 - 1 / self.num_parts(num_workers)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeepSpeedConfig(StrategyConfig):
     name: Literal["deepspeed"]
     stage: Literal[1, 2, 3]
@@ -155,8 +147,8 @@ class DeepSpeedConfig(StrategyConfig):
         SplitConfig.kind_can,
         loads_any_parts=False,
         why_no_noise=(
-            "DeepSpeed sums gradients within the passes, so that no worker has a gradient of its "
-            "own, whose noise could be measured. Use strategy=allreduce"
+            "DeepSpeed sums gradients within the passes, and no worker has one of its own. Use "
+            "strategy=allreduce"
         ),
     )
 
@@ -182,22 +174,16 @@ class DeepSpeedConfig(StrategyConfig):
     def in_probe(self) -> StrategyConfig:
         return AllReduceConfig(name="allreduce", algorithm="native")
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         if point.precision != "fp32":
-            yield (
-                f"precision={point.precision} with strategy=deepspeed: its engine would convert "
-                "the whole model. Use precision=fp32, or strategy=sharded."
-            )
+            remedy = "its engine would convert the model. Use precision=fp32, or strategy=sharded."
+            yield clash(point, "precision strategy", remedy)
         if point.optimizer.needs_layer_norms or point.optimizer.needs_global_norm:
-            yield (
-                f"optimizer={point.optimizer.name} with strategy=deepspeed: its engine flattens "
-                "the layers, whose norms this optimizer needs. Use optimizer=sgd or adamw, or "
-                "strategy=sharded."
-            )
+            remedy = "its engine flattens layers. Use optimizer=sgd or adamw, or strategy=sharded."
+            yield clash(point, "optimizer strategy", remedy)
 
 
-@dataclass(frozen=True, kw_only=True)
 class StagedConfig(SplitConfig):
     """The base class of the cards of strategies that cut a model into stages."""
 
@@ -258,37 +244,32 @@ class StagedConfig(SplitConfig):
 
     def _problems_of_cuts(self, cuts: Sequence[int], num_parts: int) -> Iterator[str]:
         if list(cuts) != sorted(set(cuts)):
-            yield (
-                f"strategy.cuts={show(cuts)}: each cut is the number of pieces before it. "
-                "Give them in ascending order, each once."
-            )
+            yield f"strategy.cuts={show(cuts)}: give cuts in ascending order, each once."
         num_stages, wanted = len(cuts) + 1, self.stages_of_worker
         per_worker, left = divmod(num_stages, num_parts)
         if left or per_worker < wanted or (per_worker > wanted and not self.takes_more_stages):
-            more = " or more, equally many," if self.takes_more_stages else ""
+            more = " or more" if self.takes_more_stages else ""
             yield (
                 f"strategy.cuts={show(cuts)} makes {counted(num_stages, 'stage')}, but "
-                f"{self.choice} needs {wanted}{more} for each of the {num_parts} workers of a "
-                f"replica: give {counted(wanted * num_parts - 1, 'cut')}, or strategy.cuts=null."
+                f"{self.choice} needs {wanted}{more} for each worker of a replica: give "
+                f"{counted(wanted * num_parts - 1, 'cut')}, or strategy.cuts=null."
             )
 
     def problems_of_pieces(self, pieces: Sequence[str], num_workers: int) -> Iterator[str]:
         num_stages = self.num_stages(num_workers)
         if num_stages > len(pieces):
-            another = ", or another schedule" if self.stages_of_worker > 1 else ""
             yield (
                 f"num_workers={num_workers} with {self.choice} needs {num_stages} stages, but the "
-                f"model has only {len(pieces)} pieces ({', '.join(pieces)}): use fewer workers for "
-                f"each replica{another}."
+                f"model has only {len(pieces)} pieces ({', '.join(pieces)}): use fewer workers, or "
+                "another schedule."
             )
         elif self.cuts and self.cuts[-1] >= len(pieces):
             yield (
-                f"strategy.cuts={show(self.cuts)}: the model has {len(pieces)} pieces "
-                f"({', '.join(pieces)}), so that cuts are between 1 and {len(pieces) - 1}."
+                f"strategy.cuts={show(self.cuts)}: give cuts between 1 and {len(pieces) - 1}, as "
+                f"the model has {len(pieces)} pieces ({', '.join(pieces)})."
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class PipelineConfig(StagedConfig):
     name: Literal["pipeline"]
     schedule: Literal[
@@ -376,17 +357,13 @@ class PipelineConfig(StagedConfig):
         per_worker = self.num_stages(num_workers) // num_parts
         return (num_parts - 1) / (per_worker * self.microbatches + num_parts - 1)
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         number = self.microbatches
         uneven = sorted({batch for batch in point.local_batches if batch % number})
         if uneven and point.num_workers % self.replicas == 0:
-            yield (
-                f"strategy.microbatches={number} does not divide the local batch "
-                f"{' or '.join(map(str, uneven))}: the micro-batches of a pass have equal size. "
-                "Use a divisor of each local batch, or local batches that are multiples of "
-                f"{number}."
-            )
+            remedy = f"use a divisor of the local batch {' and '.join(map(str, uneven))}."
+            yield clash(point, "strategy.microbatches", remedy)
 
     def problems_of_workers(self, num_workers: int) -> Iterator[str]:
         yield from super().problems_of_workers(num_workers)
@@ -399,33 +376,27 @@ class PipelineConfig(StagedConfig):
         # With fewer, torch raises an error, or its workers wait for one another for ever.
         least = {"gpipe": 1, "dualpipev": 2 * num_parts}.get(self.schedule, num_parts)
         if number < least:
-            each = "twice as many" if least > num_parts else "as many"
             yield (
-                f"{given} with strategy.schedule={self.schedule}: this schedule needs {each} "
-                f"micro-batches as a replica has workers. Use strategy.microbatches={least} or "
-                "more, or strategy.schedule=gpipe."
+                f"{given} with strategy.schedule={self.schedule} and {num_parts} workers in a "
+                f"replica: use strategy.microbatches={least} or more, or strategy.schedule=gpipe."
             )
         rounds = max(1, number // num_parts)
         if self.is_interleaved and number % rounds:
             yield (
-                f"{given} with strategy.schedule={self.schedule}: this schedule takes "
-                f"micro-batches in rounds of at least {num_parts}, all of one size. Use a multiple "
-                f"of the {num_parts} workers of a replica, such as {rounds * num_parts}."
+                f"{given} with strategy.schedule={self.schedule}: use a multiple of the "
+                f"{num_parts} workers of a replica, such as {rounds * num_parts}."
             )
 
-    def warnings(self, point: Point) -> Iterator[str]:
+    def warnings(self, point: RunConfig) -> Iterator[str]:
         yield from super().warnings(point)
         if (has_batchnorm := point.model.has_batchnorm) is not False:
             whose = "BatchNorm" if has_batchnorm else "BatchNorm, if the model has it,"
-            of_pass = sorted({batch // self.microbatches for batch in point.local_batches})
-            sizes = " or ".join(map(str, of_pass))
             yield (
-                f"strategy.microbatches={self.microbatches}: {whose} computes its statistics "
-                f"from one micro-batch of {sizes} examples at a time, not from the local batch"
+                f"strategy.microbatches={self.microbatches}: {whose} computes its statistics from "
+                "one micro-batch at a time, not from the local batch"
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class PipeDreamConfig(StagedConfig):
     name: Literal["pipedream"]
     vertical_sync: bool
@@ -434,24 +405,15 @@ class PipeDreamConfig(StagedConfig):
     kind_can: ClassVar[Capabilities] = replace(
         StagedConfig.kind_can,
         lockstep=False,
-        why_no_noise=(
-            "the stages are at different steps, so that no gradient of all stages belongs to one "
-            "model. Use strategy=pipeline with strategy.replicas=2"
-        ),
-        why_apart=(
-            "the stages are at different steps until an epoch ends. Use strategy=pipeline, whose "
-            "stages make each step together"
-        ),
+        why_no_noise="its stages are at different steps. Use strategy=pipeline",
+        why_apart="its stages are at different steps until an epoch ends. Use strategy=pipeline",
     )
 
     def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
         return (self.num_parts(num_workers) - part,)
 
-    def problems(self, point: Point) -> Iterator[str]:
+    def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)
         if point.num_workers > self.replicas and point.optimizer.needs_global_norm:
-            yield (
-                f"optimizer={point.optimizer.name} with strategy={self.name}: this optimizer "
-                "limits the norm of the whole model's gradient, and the stages make an update at "
-                "different times. Use optimizer=lars or adamw, or strategy=pipeline."
-            )
+            remedy = "stages know no norm of all. Use optimizer=adamw, or strategy=pipeline."
+            yield clash(point, "optimizer strategy", remedy)

@@ -7,25 +7,23 @@ import os
 import py_compile
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
 
-from bsweep.config import own, own_code
+from bsweep.config import user_code, user_files
 from bsweep.config.card import Card
-from bsweep.config.own import Own
+from bsweep.config.user_code import UserCode
 from bsweep.config.values import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
-class _OwnModel(Own):
+class _OwnModel(UserCode):
     name: Literal["own"] = "own"
     takes: ClassVar[tuple[str, ...]] = ("num_classes", "shape")
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Config(Card):
     model: _OwnModel
     epochs: int = 1
@@ -59,21 +57,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     forget()
     yield tmp_path
-    own.forget()
+    user_code.forget()
 
 
 def forget() -> None:
     """Forget what was found, as a new process would not know it."""
-    own.forget()
-    for cache in (own_code.of_file, own_code.of_package):
+    user_code.forget()
+    for cache in (user_files.of_file, user_files.of_package):
         cache.cache_clear()
 
 
 def config(target: str, **options: Any) -> _Config:
-    return _Config(model=_OwnModel(target=target, options=own._Keywords(options)))
+    return _Config(model=_OwnModel(target=target, options=user_code._Keywords(options)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Two(_Config):
     data: _OwnModel
 
@@ -83,19 +80,19 @@ def two(model: str, data: str) -> _Two:
 
 
 def resolved(target: str, **options: Any) -> _OwnModel:
-    found = own.resolve(config(target, **options))
-    own.check(found)
+    found = user_code.resolve(config(target, **options))
+    user_code.check(found)
     return found.model
 
 
 def test_a_file_is_called_with_what_its_card_takes_and_the_options(folder: Path) -> None:
     card = resolved("mymodel.py:build", width=32)
-    assert own.call(card, 10, (3, 8, 8)) == (10, (3, 8, 8), 32, 1)
+    assert user_code.call(card, 10, (3, 8, 8)) == (10, (3, 8, 8), 32, 1)
     assert card.fingerprint
     assert len(card.fingerprint) == 64
-    assert own.cards(config("mymodel.py:build")).keys() == {"model"}
+    assert user_code.cards(config("mymodel.py:build")).keys() == {"model"}
     assert resolved("mymodel.py:anything", width=1, depth=2)
-    assert own.resolve(own.resolve(config("mymodel.py:build")))
+    assert user_code.resolve(user_code.resolve(config("mymodel.py:build")))
 
 
 def test_cards_say_which_code_it_is_and_not_where_it_lay(folder: Path) -> None:
@@ -115,11 +112,11 @@ def test_changed_code_is_other_code_but_a_sweep_keeps_what_it_began_with(folder:
     before = resolved("mymodel.py:build")
     (folder / "mymodel.py").write_text(FILE.replace("width=8", "width=9"))
     assert resolved("mymodel.py:build") == before
-    assert own.call(before, 1, ())[2] == 8
+    assert user_code.call(before, 1, ())[2] == 8
     forget()
     after = resolved("mymodel.py:build")
     assert after.fingerprint != before.fingerprint
-    assert own.call(after, 1, ())[2] == 9
+    assert user_code.call(after, 1, ())[2] == 9
 
 
 def write_package(folder: Path) -> None:
@@ -139,9 +136,9 @@ def write_package(folder: Path) -> None:
 def test_of_a_package_all_files_count_and_are_kept(folder: Path) -> None:
     write_package(folder)
     card = resolved("mypackage.nets:build")
-    assert own.call(card, 1, ()) == 5
+    assert user_code.call(card, 1, ()) == 5
     run = folder / "run/own"
-    own.keep(_Config(model=card), run)
+    user_code.save(_Config(model=card), run)
     kept = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
     names = ("__init__", "layers", "nets", "plain/part")
     assert kept == [f"mypackage_{str(card.fingerprint)[:8]}/mypackage/{name}.py" for name in names]
@@ -155,15 +152,15 @@ def test_of_an_installed_package_the_version_counts_and_nothing_is_kept(folder: 
 
     card = resolved("yaml:dump")
     assert card.fingerprint == f"PyYAML=={yaml.__version__}"
-    assert own.load_target(card) is yaml.dump
-    own.keep(_Config(model=card), folder / "run/own")
+    assert user_code.load_target(card) is yaml.dump
+    user_code.save(_Config(model=card), folder / "run/own")
     assert not (folder / "run/own").exists()
-    own.forget()
+    user_code.forget()
     other = _Config(model=replace(card, fingerprint="PyYAML==0.1"))
     with pytest.raises(
         ConfigError, match=r"began with PyYAML==0\.1, but .*yaml has another version"
     ):
-        own.read_kept(other, folder / "run/own")
+        user_code.load_saved(other, folder / "run/own")
 
 
 @pytest.mark.parametrize("target", ["mymodel.py:build", "mypackage.nets:build"])
@@ -171,26 +168,26 @@ def test_a_worker_finds_what_was_kept_wherever_it_starts(folder: Path, target: s
     write_package(folder)
     card = resolved(target)
     worker(card, folder / "run/own")
-    module = sys.modules[own.load_target(card).__module__]
+    module = sys.modules[user_code.load_target(card).__module__]
     assert Path(str(module.__file__)).is_relative_to(folder / "run/own")
-    assert own.call(card, 1, ())
+    assert user_code.call(card, 1, ())
     assert str(folder / "run/own") not in sys.path
 
 
 def worker(card: _OwnModel, run: Path, *, kept: bool = False) -> None:
     """Be a process that knows of a card's code what the run has kept; keep it first by default."""
     if not kept:
-        own.keep(_Config(model=card), run)
+        user_code.save(_Config(model=card), run)
     forget()
-    own.read_kept(_Config(model=card), run)
+    user_code.load_saved(_Config(model=card), run)
 
 
 def test_code_is_read_before_it_is_checked_and_not_run(folder: Path) -> None:
     (folder / "mymodel.py").write_text("open('ran', 'w').close()\n" + FILE)
-    found = own.resolve(config("mymodel.py:build"))
+    found = user_code.resolve(config("mymodel.py:build"))
     assert found.model.fingerprint
     assert not (folder / "ran").exists()
-    own.check(found)
+    user_code.check(found)
     assert (folder / "ran").exists()
 
 
@@ -213,27 +210,31 @@ def test_a_worker_refuses_kept_code_that_was_changed(
     (kept / path).write_text(text)
     with pytest.raises(ConfigError, match=f"model.target={target}: {kept} was changed"):
         worker(card, folder / "own", kept=True)
-    own.keep(_Config(model=resolved(target)), folder / "own")
+    user_code.save(_Config(model=resolved(target)), folder / "own")
     worker(card, folder / "own", kept=True)
 
 
 def test_only_kept_code_runs_of_all_that_lies_beside_it(folder: Path) -> None:
-    """Neither a compiled file that claims to be of the kept one, nor a file for another import."""
+    """Neither a file for another import, nor a compiled file that claims to be of the kept one."""
     card = resolved("mymodel.py:build")
     worker(card, folder / "own")
     (kept,) = (folder / "own").glob("*/mymodel.py")
+    for planted in (folder / "own/wave.py", kept.with_name("wave.py")):
+        planted.touch()
+        wave = importlib.util.find_spec("wave")
+        assert wave
+        assert not str(wave.origin).startswith(str(folder))
+    kept.with_name("wave.py").unlink()
     other = folder / "other.py"
     other.write_text("def build(num_classes, shape): return 'another'\n".ljust(len(FILE)))
     os.utime(other, ns=(kept.stat().st_atime_ns, kept.stat().st_mtime_ns))
     compiled = importlib.util.cache_from_source(str(kept))
     py_compile.compile(str(other), compiled, dfile=str(kept), doraise=True)
-    for planted in (folder / "own/wave.py", kept.with_name("__pycache__") / "wave.py"):
-        planted.touch()
+    with pytest.raises(ConfigError, match="was changed"):
+        worker(card, folder / "own", kept=True)
+    worker(resolved("mymodel.py:build"), folder / "own")
+    assert user_code.call(card, 1, ()) == (1, (), 8, 1)
     worker(card, folder / "own", kept=True)
-    assert own.call(card, 1, ()) == (1, (), 8, 1)
-    wave = importlib.util.find_spec("wave")
-    assert wave
-    assert not str(wave.origin).startswith(str(folder))
 
 
 def write_neighbours(folder: Path) -> None:
@@ -256,9 +257,9 @@ def write_neighbours(folder: Path) -> None:
 def test_a_file_imports_its_neighbours_and_only_those_are_kept(folder: Path) -> None:
     write_neighbours(folder)
     card = resolved("thesis/model.py:build")
-    assert own.call(card, 1, ()) == (8, 1, 9, 9, 2)
+    assert user_code.call(card, 1, ()) == (8, 1, 9, 9, 2)
     worker(card, folder / "own")
-    assert own.call(card, 1, ()) == (8, 1, 9, 9, 2)
+    assert user_code.call(card, 1, ()) == (8, 1, 9, 9, 2)
     (kept,) = (folder / "own").iterdir()
     files = sorted(str(path.relative_to(kept)) for path in kept.rglob("*.py"))
     assert files == ["helper.py", "layers/narrow.py", "layers/wide.py", "model.py"]
@@ -278,14 +279,14 @@ def test_neighbours_of_one_name_do_not_hide_each_other(folder: Path) -> None:
         (folder / name / f"{name}.py").write_text(
             "import helper\ndef build(num_classes, shape): return helper.NUMBER\n"
         )
-    assert own.call(resolved("a/a.py:build"), 1, ()) == 0
-    assert own.call(resolved("b/b.py:build"), 1, ()) == 1
+    assert user_code.call(resolved("a/a.py:build"), 1, ()) == 0
+    assert user_code.call(resolved("b/b.py:build"), 1, ()) == 1
     with pytest.raises(ConfigError, match="import different files as the module helper"):
-        own.resolve(two("a/a.py:build", "b/b.py:build"))
+        user_code.resolve(two("a/a.py:build", "b/b.py:build"))
     (folder / "b/helper.py").write_text("NUMBER = 0\n")
     forget()
-    both = own.resolve(two("a/a.py:build", "b/b.py:build"))
-    assert own.call(both.model, 1, ()) == own.call(both.data, 1, ()) == 0
+    both = user_code.resolve(two("a/a.py:build", "b/b.py:build"))
+    assert user_code.call(both.model, 1, ()) == user_code.call(both.data, 1, ()) == 0
 
 
 IMPORT = "import importlib\nimportlib.import_module"
@@ -295,10 +296,10 @@ IMPORT = "import importlib\nimportlib.import_module"
     ("code", "expected"),
     [
         ("import nosuch.part\n", "nosuch, .*`pip install nosuch`"),
-        (f"{IMPORT}('notes')\n", "notes, .*`import notes` at the top of model.py"),
-        (f"{IMPORT}('layers.wide')\n", "layers, .*`import layers.MODULE`"),
+        (f"{IMPORT}('notes')\n", "notes, .*name it by one at the top of model.py"),
+        (f"{IMPORT}('layers.wide')\n", "layers, .*name it by one at the top of model.py"),
         ("from .nosuch import x\n", ".nosuch, .*thesis/nosuch.py"),
-        ("from helper import x\n", "model.py, line 1, cannot import name 'x' from 'helper'"),
+        ("from helper import x\n", "model.py, line 1: cannot import name 'x' from 'helper'"),
         ("import yaml\n", "yaml.py beside it and an installed package, too: give yaml.py"),
         ("from thesis.helper import DEPTH\n", r"PYTHONPATH=\S+ model.target=thesis.model:build"),
         ("from ..mymodel import LIMIT\n", r"PYTHONPATH=\S+ model.target=thesis.model:build"),
@@ -322,8 +323,8 @@ def test_code_that_was_forgotten_is_imported_anew(folder: Path) -> None:
     card = resolved("mymodel.py:build")
     for _ in range(2):
         worker(card, folder / "own")
-        assert own.call(card, 1, ()) == 1
-        own.keep(_Config(model=resolved("mymodel.py:build")), folder / "own")
+        assert user_code.call(card, 1, ()) == 1
+        user_code.save(_Config(model=resolved("mymodel.py:build")), folder / "own")
 
 
 @pytest.mark.parametrize(
@@ -334,12 +335,15 @@ def test_code_that_was_forgotten_is_imported_anew(folder: Path) -> None:
         ("json.nets:build", {}, ["json is a module of Python itself"]),
         ("nowhere.net:build", {}, ["there is no module nowhere", "path/file.py:name"]),
         ("mymodel.py:biuld", {}, ["there is no 'biuld'", "Did you mean 'build'?"]),
-        ("mymodel.py:zzz", {}, ["'zzz'", "It has Net, anything, build"]),
         ("mymodel.py:LIMIT", {}, ["LIMIT is not a function or class, but int"]),
-        ("mymodel.py:build", {"widht": 3}, ["model.options.widht=3", "Did you mean 'width'?"]),
-        ("mymodel.py:build", {"shape": 3}, ["model.options.shape=3", "It takes width, depth."]),
-        ("mymodel.py:needs", {}, ["needs root", "give model.options.root=..."]),
-        ("mymodel.py:too_few", {}, ["too few positional arguments", "for num_classes, shape"]),
+        (
+            "mymodel.py:build",
+            {"widht": 3},
+            ["widht=3): got an unexpected", "shape, width=8"],
+        ),
+        ("mymodel.py:build", {"shape": 3}, ["shape=3): multiple values for argument 'shape'"]),
+        ("mymodel.py:needs", {}, ["missing a required argument: 'root'. It is needs("]),
+        ("mymodel.py:too_few", {}, ["too_few(num_classes, shape): too many positional arguments"]),
     ],
 )
 def test_what_cannot_be_called_is_refused_with_a_remedy(
@@ -376,14 +380,14 @@ def test_an_error_on_import_shows_their_traceback_from_their_line_on(
 def test_an_error_that_passed_no_line_of_theirs_is_not_blamed_on_them(folder: Path) -> None:
     card = resolved("mymodel.py:Net")
     with pytest.raises(RuntimeError) as theirs:
-        own.call(card, 1, ())
-    trace = own.traced(theirs.value) or ""
+        user_code.call(card, 1, ())
+    trace = user_code.traceback_of(theirs.value) or ""
     assert 'mymodel.py", line' in trace
     assert "RuntimeError: no such net" in trace
     assert "test_own" not in trace
     with pytest.raises(ZeroDivisionError) as ours:
         _ = 1 / 0
-    assert own.traced(ours.value) is None
+    assert user_code.traceback_of(ours.value) is None
 
 
 def test_a_package_with_data_in_it_is_not_copied_into_every_run(folder: Path) -> None:
@@ -398,5 +402,5 @@ def test_a_package_with_data_in_it_is_not_copied_into_every_run(folder: Path) ->
 )
 def test_all_targets_are_checked_at_once(folder: Path, targets: tuple[str, str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        own.check(own.resolve(two(*targets)))
+        user_code.check(user_code.resolve(two(*targets)))
     assert [problem.partition(".")[0] for problem in caught.value.problems] == ["model", "data"]

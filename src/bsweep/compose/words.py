@@ -9,23 +9,23 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString, ValueType
+from hydra.core.override_parser.types import Override, OverrideType, QuotedString, Transformer
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from bsweep.config.parsing import conf_dir, known_keys, unknown_key
-from bsweep.config.run import GROUPS
+from bsweep.config.run import GROUPS, RunConfig
 from bsweep.config.values import ConfigError, did_you_mean, shortened, show
-from bsweep.core import terminal
 from bsweep.core.whole_files import is_full
 
-logger = terminal.logger(__name__)
-
-_MOST_POINTS = 1_000_000  # in one sweep, which plans all points before it starts one
+MOST_POINTS = 1_000_000  # in one sweep, which plans all points before it starts one
+_TOP_KEYS = frozenset(field.name for field in fields(RunConfig)) - set(GROUPS)
 _FIRST_PARTS = {key.partition(".")[0] for key in known_keys()}
 _EXPERIMENT = "experiment"
 # Keys by which Hydra runs jobs, in place of bsweep: all but those that name axes or folders.
@@ -33,24 +33,53 @@ _HYDRAS_OWN = re.compile(r"hydra(?![./](sweeper\.params|searchpath)\b|\w)")
 _GRAMMAR = re.compile(r"""["'\\$(){}]""")  # values with these must be quoted by the user
 
 
-def arranged(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a command as Hydra needs them: flags first, then overrides in a form
-    that Hydra accepts.
+@dataclass(frozen=True)
+class Words:
+    """The typed arguments of a command."""
+
+    flags: argparse.Namespace
+    """The flags of Hydra that bsweep passes on, such as `help`."""
+
+    overrides: list[str]
+    """The overrides, in a form that Hydra accepts."""
+
+    arranged: list[str]
+    """All arguments as Hydra needs them: flags first, then the overrides."""
+
+    @property
+    def only_show(self) -> bool:
+        """True if a flag such as --help prints something instead of running points."""
+        shown = ("help", "hydra_help", "cfg", "info", "shell_completion")
+        return any(getattr(self.flags, flag) for flag in shown)
+
+
+def read(arguments: Sequence[str]) -> Words:
+    """Return the arguments of a command, as a person typed them. The overrides of a line that a
+    shell completes (`-sc`) stay as they are.
 
     Raises:
-        ConfigError: If a flag or an override is wrong, or the sweep has too many points.
+        ConfigError: If a flag or the form of an override is wrong.
     """
     if problems := [*_misspelled(arguments)]:
         raise ConfigError(*problems)
-    typed = parsed(arguments)
-    flags = list(arguments)
-    for override in typed.overrides:
-        flags.remove(override)
-    if typed.shell_completion:
-        return [*flags, *typed.overrides]
-    overrides = [as_hydra_takes(override) for override in typed.overrides]
-    refuse(overrides)
-    return [*flags, *overrides]
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    add = parser.add_argument
+    add("overrides", nargs="*")
+    for flag in ("--multirun", "-m"), ("--help", "-h"), ("--hydra-help",), ("--resolve",):
+        add(*flag, action="store_true")
+    add("--cfg", "-c", choices=("job", "hydra", "all"))
+    add("--info", "-i", nargs="?", const="all", choices=_INFO)
+    add("--package", "-p")
+    add("--config-dir", "-cd")
+    add("--config-name", "-cn")
+    add("--shell-completion", "-sc", action="store_true")
+    flags = parser.parse_intermixed_args(list(arguments))
+    arranged, overrides = list(arguments), list(flags.overrides)
+    for override in overrides:
+        arranged.remove(override)
+    if not flags.shell_completion:
+        overrides = [as_hydra_takes(override) for override in overrides]
+    return Words(flags, overrides, [*arranged, *overrides])
 
 
 def _misspelled(arguments: Sequence[str]) -> Iterator[str]:
@@ -70,35 +99,6 @@ def _misspelled(arguments: Sequence[str]) -> Iterator[str]:
         elif equals and not key.strip("+~") and place and "=" not in arguments[place - 1]:
             words = [arguments[place - 1], value or "".join(arguments[place + 1 : place + 2])]
             yield f"write {shortened('='.join(words))} without spaces."
-
-
-def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Split the arguments of a command into the flags of Hydra that bsweep passes on, and the
-    overrides.
-
-    Raises:
-        ConfigError: If a flag is unknown or lacks its value.
-    """
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    add = parser.add_argument
-    add("overrides", nargs="*")
-    for flag in ("--multirun", "-m"), ("--help", "-h"), ("--hydra-help",), ("--resolve",):
-        add(*flag, action="store_true")
-    add("--cfg", "-c", choices=("job", "hydra", "all"))
-    add("--info", "-i", nargs="?", const="all", choices=_INFO)
-    add("--package", "-p")
-    add("--config-dir", "-cd")
-    add("--config-name", "-cn")
-    add("--shell-completion", "-sc", action="store_true")
-    return parser.parse_intermixed_args(list(arguments))
-
-
-def only_shows(arguments: Sequence[str]) -> bool:
-    """Return True if a command has a flag such as --help, which prints something instead of running
-    points.
-    """
-    given = parsed(arguments)
-    return bool(given.help or given.hydra_help or given.cfg or given.info or given.shell_completion)
 
 
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -137,36 +137,95 @@ def as_hydra_takes(argument: str) -> str:
     return f"{key}{equals}{''.join(words)}"
 
 
-def refuse(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if one of the overrides is wrong by itself, or if together they give too
-    many points.
+@dataclass(frozen=True)
+class Setting:
+    """One value of an override."""
 
-    The error lists the problems of all overrides.
+    text: str
+    """The override with this value alone."""
+
+    value: Any
+    key: str | None
+    """The key, if it is plain: its value is simple, such as a number, and can be checked without
+    other keys. Else None.
+    """
+
+    is_swept: bool
+    """True if the override has the form of several values."""
+
+
+def parse(texts: Sequence[str], loader: ConfigLoader) -> dict[str, list[Setting]]:
+    """Return the values of overrides by key, as Hydra's grammar reads them. The last override of a
+    key counts. Those of Hydra's own keys are left out.
+
+    Args:
+        texts: The overrides.
+        loader: Finds the choices that a glob such as `model=glob(*)` matches.
+
+    Raises:
+        ConfigError: If any of the overrides is wrong by itself. It lists the problems of all.
     """
     parser = OverridesParser.create()
+    settings: dict[str, list[Setting]] = {}
     problems: list[str] = []
-    num_points = 1
-    for text in overrides:
+    for text in texts:
         try:
             override = parser.parse_override(text)
-            problems += _problems(text, override)
-            num_points *= _num_values(override)
+            override.config_loader = loader
+            values = _settings(override)
+            problems += _problems(shortened(text), override, values)
+            if not override.is_hydra_override():
+                settings[override.get_key_element()] = values
         except (HydraException, ValueError, RecursionError) as error:
             problems.append(_unreadable(text, error))
-    if num_points > _MOST_POINTS:
-        problems.append(
-            f"the sweep has {num_points:,} points or more, and bsweep takes {_MOST_POINTS:,} at "
-            "most. Sweep over fewer values."
-        )
     if problems:
         raise ConfigError(*problems)
+    return settings
 
 
-def _num_values(override: Override) -> int:
-    """Return the number of values that an override gives its key; a number above the limit of a
-    sweep's points is returned as the limit plus 1.
+def _settings(override: Override) -> list[Setting]:
+    """Return the values of an override; at most one more than a sweep may have points."""
+    element, key = override.get_key_element(), override.key_or_group
+    if is_swept := override.is_sweep_override():
+        values = itertools.islice(override.sweep_iterator(), MOST_POINTS + 1)
+        given = [(_unquoted(value), Transformer.str(value)) for value in values]
+    else:
+        given = [(override.value(), override.get_value_element_as_str())]
+    is_plain = (
+        override.type in (OverrideType.CHANGE, OverrideType.FORCE_ADD)
+        and override.package is None
+        and _is_plain_key(key)
+    )
+    return [
+        Setting(
+            f"{element}={text}",
+            value,
+            key if is_plain and "${" not in text and is_simple(value) else None,
+            is_swept,
+        )
+        for value, text in given
+    ]
+
+
+def _unquoted(value: Any) -> Any:
+    """Return a value of Hydra's grammar in which quoted texts are plain texts."""
+    if isinstance(value, list):
+        return [_unquoted(each) for each in value]
+    return value.text if isinstance(value, QuotedString) else value
+
+
+def _is_plain_key(key: str) -> bool:
+    """Return True if a key is plain: its value can be checked without other keys and changes no
+    other key.
     """
-    return sum(1 for _ in _values(override, _MOST_POINTS + 1)) or 1
+    group, _, name = key.partition(".")
+    return key in _TOP_KEYS or (group in GROUPS and name.isidentifier() and name != "name")
+
+
+def is_simple(value: object) -> bool:
+    """Return True for a number, a text, a truth or nothing, and for a list of them."""
+    values = value if isinstance(value, list) else [value]
+    return all(one is None or isinstance(one, str | int | float) for one in values)
 
 
 def _unreadable(text: str, error: Exception) -> str:
@@ -187,14 +246,36 @@ def _unreadable(text: str, error: Exception) -> str:
     )
 
 
-def _problems(text: str, override: Override) -> Iterator[str]:
-    key, text = override.key_or_group, shortened(text)
+def _problems(text: str, override: Override, settings: Sequence[Setting]) -> Iterator[str]:
+    key = override.key_or_group
     if not key:
         yield f"{text}: no key before the '='."
+    elif not settings:
+        yield f"{text}: no value fits. Give one at least."
     elif _HYDRAS_OWN.match(key):
         yield _leave_out(text, key)
     elif key in (*GROUPS, _EXPERIMENT) or "/" in key:
-        yield from _problems_of_group(text, key, override)
+        values = [setting.value for setting in settings]
+        if problem := _problem_of_group(key, override, values):
+            known = sorted(path.stem for path in (conf_dir() / key).glob("*.yaml"))
+            yield f"{text}: {problem}. Give {key}=NAME. Known: {', '.join(known) or 'none'}."
+
+
+def _problem_of_group(key: str, override: Override, values: Sequence[object]) -> str:
+    """Return the reason why an override chooses no variant of a group; an empty text if it does, or
+    if it sets keys of the group.
+    """
+    is_optional = key == _EXPERIMENT
+    if override.is_delete():
+        return "" if is_optional else f"every run needs {key}"
+    if isinstance(values[0], dict):
+        return ""
+    if "/" not in key and (override.is_add() or override.is_force_add()):
+        return f"{key} is there already: leave out the '+'"
+    for name in values:
+        if not (name and isinstance(name, str)) and not (name is None and is_optional):
+            return f"{shortened(show(name)) or 'nothing'} is not a name"
+    return ""
 
 
 def refuse_hydras_own(hydra: DictConfig) -> None:
@@ -210,53 +291,6 @@ def refuse_hydras_own(hydra: DictConfig) -> None:
 
 def _leave_out(place: str, key: str) -> str:
     return f"{place}: bsweep forms the points of a sweep without Hydra's key {key}: leave it out."
-
-
-def _problems_of_group(text: str, key: str, override: Override) -> Iterator[str]:
-    known = (
-        sorted(path.stem for path in (conf_dir() / key).glob("*.yaml"))
-        if key in (*GROUPS, _EXPERIMENT)
-        else []
-    )
-    remedy = f" Known: {', '.join(known)}." if known else ""
-    if override.is_delete():
-        if key != _EXPERIMENT:
-            yield (
-                f"{text}: every run needs {key}. Leave this override out, or choose another {key} "
-                f"by {key}=NAME.{remedy}"
-            )
-        return
-    values = list(_values(override, 100))
-    if values and isinstance(values[0], dict):
-        return  # a mapping sets keys of the group and does not choose a variant
-    if known and (override.is_add() or override.is_force_add()):
-        yield f"{text}: {key} is there already: leave out the '+', as in {key}=NAME.{remedy}"
-        return
-    for value in values:
-        name = value.text if isinstance(value, QuotedString) else value
-        if name is None and key == _EXPERIMENT:
-            continue
-        if not isinstance(name, str) or not name:
-            yield (
-                f"{text}: {shortened(show(name)) or 'nothing'} is not a name: give "
-                f"{key}=NAME.{remedy}"
-            )
-
-
-def _values(override: Override, most: int) -> Iterator[object]:
-    """Yield the values that an override gives its key, at most a given number of them if it sweeps
-    over several.
-
-    A glob yields nothing, because it matches existing choices only. Neither does a deletion.
-    """
-    if override.value_type in (
-        ValueType.CHOICE_SWEEP,
-        ValueType.SIMPLE_CHOICE_SWEEP,
-        ValueType.RANGE_SWEEP,
-    ):
-        yield from itertools.islice(override.sweep_iterator(), most)
-    elif not override.is_sweep_override() and not override.is_delete():
-        yield override.value()
 
 
 def explain(error: Exception) -> str:
@@ -288,18 +322,3 @@ def explain(error: Exception) -> str:
         text = f"{text}: {error.__cause__}"
     text = text.split("\nConfig search path")[0].split("\nSee https://hydra.cc")[0]
     return "\n".join(shortened(line, 1000) for line in text.strip().splitlines())
-
-
-def first_values(given: Sequence[str]) -> dict[str, str]:
-    """Return the overrides by key, each with its first value if it gives several.
-
-    A log record names each override that gives several values.
-    """
-    first = {}
-    for override in OverridesParser.create().parse_overrides(list(given)):
-        text = override.input_line or ""
-        if override.is_sweep_override():
-            text = f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
-            logger.info(f"taking {text}, the first of {override.input_line}")
-        first[override.get_key_element().lstrip("+~")] = text
-    return first
