@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsweep.compose import hydra_grid
+from bsweep.compose import hydra_grid, words
 from bsweep.core.torchvision_shim import import_torchvision
 from tests.data.test_data import write_image
 from tests.project.test_experiments import written
