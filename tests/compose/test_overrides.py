@@ -84,7 +84,7 @@ REFUSED = [  # what is typed after local_batch=8, and what is said
     (f"study={LONG}", "(5,000 letters)", "at most 100 characters"),
     ("launch.ssh_identity_file='~nobody-at-all/x'", "folder ~nobody-at-all is unknown"),
     ("launch.hosts='a:9999999' num_workers=100000000", "a:9999999", "=100000000", "65536"),
-    ("data=synthetic data.num_train=2000000000", "6 TiB", "fewer or smaller"),
+    ("data=synthetic data.num_train=2000000000", "6 TiB of each worker: use fewer"),
     ("-m seed=range(0,100000000)", "1,000,000 at most"),
     (f"{BY_LAYER} strategy.num_servers=9", "strategy.num_servers=9", "strategy.sharding=memory"),
     ("strategy=ddp strategy.hook=bf16 device=cpu", "strategy.hook=bf16", "fp16"),

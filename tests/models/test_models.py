@@ -173,7 +173,7 @@ def test_a_layer_without_parameters_belongs_to_the_piece_before_it() -> None:
     "row",
     [
         ("model=tiny_cnn num_workers=4", "4 stages", "3 pieces (conv1, conv2, head)"),
-        ("model=tiny_cnn strategy.cuts=[3]", "strategy.cuts=[3]", "cuts are between 1 and 2"),
+        ("model=tiny_cnn strategy.cuts=[3]", "strategy.cuts=[3]", "give cuts between 1 and 2"),
         ("model=torchvision model.architecture=squeezenet1_0", "nn.Sequential", "pieces()"),
     ],
 )

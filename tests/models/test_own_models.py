@@ -358,7 +358,7 @@ def test_pretrained_weights_are_taken_but_for_another_classifier(folder: Path) -
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("nothere.pth", r"nothere.pth cannot be read \(No such file.*does not download"),
+        ("nothere.pth", r"nothere.pth cannot be read \(No such file.* Name a local file"),
         ("mine.py", r"mine.py cannot be read as weights \(UnpicklingError: .* give a state dict"),
         ("empty.pth", "holds no tensors with names: give a state dict"),
         (
