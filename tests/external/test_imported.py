@@ -186,7 +186,7 @@ def test_a_missing_file_and_size_are_named(
     write_csv(tmp_path / "runs.csv", curve("a", 8))
     for name, said in (
         ("runs.csv", "num_train is missing"),
-        ("none.csv", "there is no such file"),
+        ("none.csv", "No such file"),
         ("", "give a table of CSV (.csv) or of lines of JSON (.jsonl)"),
     ):
         where = [str(tmp_path / name), "--study", str(tmp_path / "mine")]

@@ -76,6 +76,8 @@ LOSS = {"train_loss": 0.25, "sent_bytes": 10.0}
 FAST = {"train_seconds": 2.0, "images_per_second": 8.0, "step_seconds_p50": 0.5}
 NO_SCORE = {"message": "no evaluation in 4 steps: call run.evaluated(...)"}
 ONE, RATE = ("epochs=1",), ("epochs=1", "optimizer.lr=0.5")
+METRICS = ("program.metrics=csv:log.csv", "data.num_train=16")
+NO_FIELD = {"message": "name its score of a test set by program.fields.test_accuracy"}
 TWO_PASSES = [
     *(begins(1, is_pass=True), steps(4, 4, 4, 4), ENDS),
     *(begins(2, is_pass=True), steps(4, 4, 4, 4), stops("passes"), SCORE),
@@ -99,6 +101,7 @@ TWO_PASSES = [
         (ONE, [UNKNOWN, *epoch()], {"start": {"num_train": 16}}),
         # The rate is recorded only if the program reads it.
         (RATE, [READY, *epoch()], {"epoch": {"learning_rate": None}, "event": NO_SCORE}),
+        ((*ONE, *METRICS), [READY, *epoch()], {"event": NO_FIELD}),
         (RATE, [READY, {"kind": "reads_lr"}, *epoch()], {"epoch": {"learning_rate": 0.5}}),
         # The start of loaders counts into the epoch alone.
         (ONE, [READY, *epoch(steps(4, start_seconds=1.5))], {"epoch": {"train_seconds": 4.0}}),
@@ -177,6 +180,12 @@ def test_a_program_that_is_not_the_point_is_told(
 ) -> None:
     with pytest.raises(ProgramError, match=said):
         recorded(folder, JOINED, READY, *reports, words=("epochs=5",)).end()
+
+
+def test_a_program_that_writes_too_few_epochs_is_told_what_to_give(folder: Path) -> None:
+    recorder = recorded(folder, JOINED, READY, *epoch(), words=("epochs=2", *METRICS))
+    with pytest.raises(ProgramError, match=r"1 of 2 epochs: pass {epochs} on .*epochs=1"):
+        recorder.end()
 
 
 def test_a_loss_that_is_not_finite_is_divergence(folder: Path) -> None:

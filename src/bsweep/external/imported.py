@@ -103,8 +103,6 @@ def make_study(
 
 
 def _rows_of(source: str) -> list[Row]:
-    if not Path(source).exists():
-        raise ValueError(f"{source}: there is no such file.")
     if not source.endswith((".csv", ".jsonl", ".ndjson")):
         raise ValueError(f"{source}: give a table of CSV (.csv) or of lines of JSON (.jsonl).")
     parse = csv_rows if source.endswith(".csv") else json_rows

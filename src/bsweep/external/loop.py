@@ -365,14 +365,14 @@ def now() -> Any:
     return event
 
 
-def files_in(folder: Path) -> dict[str, tuple[int, int]]:
+def files_in(folder: Path) -> dict[str, list[int]]:
     """Return the size and the modification time of each file in a program's checkpoint folder."""
     files = {}
     for path in sorted(folder.rglob("*")):
         with suppress(FileNotFoundError):  # the program removes it meanwhile
             status = path.stat()
             if stat.S_ISREG(status.st_mode):
-                files[str(path.relative_to(folder))] = (status.st_size, status.st_mtime_ns)
+                files[str(path.relative_to(folder))] = [status.st_size, status.st_mtime_ns]
     return files
 
 

@@ -86,7 +86,7 @@ class Recorder:
         self._accumulation_steps = 1
         self._reads_lr = "{lr}" in self._program.command
         self._noise: Mapping[str, Any] = {"num_samples": 0, "gradient_square": 0, "variance": 0}
-        self._saved = files_in(paths.program)
+        self._saved: Mapping[str, Sequence[int]] = files_in(paths.program)
         self._warned: set[str] = set()
         self._is_started = self._has_joined = self._is_ready = False
         self.stops = ""
@@ -140,11 +140,11 @@ class Recorder:
         if self.num_done < self._config.epochs and not self.stops:
             raise ProgramError(self._too_short())
         if not self._evaluations and self._program.most_steps is None:
-            message = (
-                f"the program reported no evaluation in {self._sum('num_steps')} steps: call "
-                "run.evaluated(...), or evaluate more often"
-            )
-            self._warn(message, once="")
+            remedy = "call run.evaluated(...), or evaluate more often"
+            if self._program.metrics:
+                remedy = "name its score of a test set by program.fields.test_accuracy"
+            message = f"the program reported no evaluation in {self._sum('num_steps')} steps"
+            self._warn(f"{message}: {remedy}", once="")
         self._end("completed", f"reached {self._config.target}" * (self.stops == "target"))
 
     def close(self) -> None:
@@ -162,6 +162,8 @@ class Recorder:
     def _too_short(self) -> str:
         done, planned = str(self.num_done), f"{self._config.epochs} epochs"
         remedy = "let `for epoch in run.epochs()` run to its end, or leave it out"
+        if self._program.metrics:
+            remedy = "pass {epochs} on in program.command"
         if self._epoch.is_pass:
             done = f"{self.num_done + self._passes(self._examples()):.1f}"
             planned = f"{self._config.epochs} passes over {self._num_train} examples"
@@ -403,14 +405,13 @@ class Recorder:
         Args:
             files: The size and the modification time of each file at the end of the epoch.
         """
-        saved = {name: (size, changed) for name, (size, changed) in files.items()}
-        if not saved or saved == self._saved or self.num_done >= self._config.epochs:
+        if not files or files == self._saved or self.num_done >= self._config.epochs:
             return
-        self._saved = saved
+        self._saved = files
         sha256: dict[str, str] = {}
         with suppress(FileNotFoundError):
-            sha256 = {name: sha256_of(self._paths.program / name) for name in saved}
-        if not sha256 or files_in(self._paths.program) != saved:
+            sha256 = {name: sha256_of(self._paths.program / name) for name in files}
+        if not sha256 or files_in(self._paths.program) != files:
             return  # the program has begun to save the next one
         checkpoint = checkpoint_at(self._paths, self.num_done + 1, 0)
         checkpoint.folder.mkdir(parents=True, exist_ok=True)

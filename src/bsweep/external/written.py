@@ -95,9 +95,9 @@ class Written:
         """Return the last reports, after the program ended without an error.
 
         Raises:
-            ValueError: If the program wrote too little.
+            ValueError: If the program wrote nothing that a run needs.
         """
-        reports, config = self.reports(is_last=True), self._config
+        reports = self.reports(is_last=True)
         columns = first_of(sorted(self._seen), 8)
         if not self._num_rows:
             raise ValueError(
@@ -106,19 +106,11 @@ class Written:
                 ": give the place and the names by program.metrics and program.fields, or call "
                 "bsweep.join() in the program"
             )
-        if self._num_done < config.epochs:
-            raise ValueError(
-                f"the program wrote {self._num_done} of {config.epochs} epochs to {self._place}: "
-                f"pass {{epochs}} on in program.command, or give epochs={max(1, self._num_done)}"
-            )
         for key, name in self._given.items():
             if not self._has(key):
                 near = did_you_mean(name, list(self._seen))
                 message = f"program.fields.{key}={name}: {self._place} has no such field.{near}"
                 reports.append(_warning(f"{message} It has {columns}", key))
-        if not any(map(self._has, SCORES)):
-            message = "has no score of a test set: name it by program.fields.test_accuracy"
-            reports.append(_warning(f"{self._place} {message}", ""))
         return reports
 
     def _has(self, key: str) -> bool:
