@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from bsweep.config.values import did_you_mean
@@ -28,13 +27,21 @@ def no_such_study(study_dir: Path) -> str:
     folder of a similar name, beside it or in `results`, if there is one.
     """
     beside = dict.fromkeys([study_dir.parent, Path("results")])
-    known = [
-        one for folder in beside if folder.is_dir() for one in folder.iterdir() if one.is_dir()
-    ]
-    near = did_you_mean(study_dir.name, [one.name for one in known])
-    for one in known:
-        near = near.replace(f"'{one.name}'", f"'{one}'")
+    studies = [path for folder in beside for path in folder.glob("*") if path.is_dir()]
+    near = did_you_mean(study_dir.name, [path.name for path in studies])
+    for path in studies:
+        near = near.replace(f"'{path.name}'", f"'{path}'")
     return f"{study_dir}: there is no such study folder.{near} Give a folder such as results/NAME."
+
+
+class _Inside:
+    """A path in the folder of a `RunPaths`."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, paths: RunPaths, owner: type) -> Path:
+        return paths.folder.joinpath(*self._names)
 
 
 @dataclass(frozen=True)
@@ -43,68 +50,46 @@ class RunPaths:
 
     folder: Path
 
-    @property
-    def config(self) -> Path:
-        return self.folder / "config.yaml"
+    config = _Inside("config.yaml")
+    own = _Inside("own")
+    """The folder of the user's own code that the run trains with; see
+    `bsweep.config.user_code`.
+    """
+    meta = _Inside("meta.json")
+    metrics = _Inside("metrics.jsonl")
+    summary = _Inside("summary.json")
+    final = _Inside("final.pt")
+    """The file with the trained weights of a completed run with `keep_weights`; see
+    `bsweep.load_model`.
+    """
+    checkpoints = _Inside("checkpoint")
+    """The folder of the run's checkpoints, of which the last two complete ones are kept.
 
-    @property
-    def own(self) -> Path:
-        """The folder of the user's own code that the run trains with; see
-        `bsweep.config.user_code`.
-        """
-        return self.folder / "own"
+    An unfinished run resumes from the latest one that is not damaged.
+    """
+    program = _Inside("program")
+    """The folder in which the user's own program saves what it resumes from."""
+    stop = _Inside("stop")
+    """The file that asks a run to stop by containing any text: the workers then save a checkpoint,
+    if the run saves any, and end.
+    """
+    logs = _Inside("logs")
+    launcher_log = _Inside("logs", "launcher.log")
+    """The file with the output of the launcher that started the run's processes.
 
-    @property
-    def meta(self) -> Path:
-        return self.folder / "meta.json"
+    The file is missing with the launcher `inline`, which starts no processes, and if the processes
+    of another run trained this run too.
+    """
+    lifeline = _Inside("logs", "lifeline")
+    """The file that tells the run's processes whether to continue or to end.
 
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
+    It names the launch that is at work, see `bsweep.launch.lifeline`.
+    """
+    environment = _Inside(".environment")
+    """The shell file with environment variables that a launcher passes to the run's processes.
 
-    @property
-    def summary(self) -> Path:
-        return self.folder / "summary.json"
-
-    @property
-    def final(self) -> Path:
-        """The file with the trained weights of a completed run with `keep_weights`; see
-        `bsweep.load_model`.
-        """
-        return self.folder / "final.pt"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the run's checkpoints, of which the last two complete ones are kept.
-
-        An unfinished run resumes from the latest one that is not damaged.
-        """
-        return self.folder / "checkpoint"
-
-    @property
-    def program(self) -> Path:
-        """The folder in which the user's own program saves what it resumes from."""
-        return self.folder / "program"
-
-    @property
-    def stop(self) -> Path:
-        """The file that asks a run to stop by containing any text: the workers then save a
-        checkpoint, if the run saves any, and end.
-        """
-        return self.folder / "stop"
-
-    @property
-    def logs(self) -> Path:
-        return self.folder / "logs"
-
-    @property
-    def launcher_log(self) -> Path:
-        """The file with the output of the launcher that started the run's processes.
-
-        The file is missing with the launcher `inline`, which starts no processes, and if the
-        processes of another run trained this run too.
-        """
-        return self.logs / "launcher.log"
+    Only the file's owner can read it, and it is removed once the processes have read it.
+    """
 
     def worker_claim(self, rank: int) -> Path:
         """Return the path of the file that the process `rank` keeps locked while it may write to
@@ -117,22 +102,6 @@ class RunPaths:
     @property
     def worker_claims(self) -> list[Path]:
         return [path for path in self.worker_claim(0).parent.glob("[0-9]*") if not path.suffix]
-
-    @property
-    def lifeline(self) -> Path:
-        """The file that tells the run's processes whether to continue or to end.
-
-        It names the launch that is at work, see `bsweep.launch.lifeline`.
-        """
-        return self.logs / "lifeline"
-
-    @property
-    def environment(self) -> Path:
-        """The shell file with environment variables that a launcher passes to the run's processes.
-
-        Only the file's owner can read it, and it is removed once the processes have read it.
-        """
-        return self.folder / ".environment"
 
     def rank_logs(self, rank: int) -> Path:
         """Return the folder with the output of the process `rank`: `stdout`, `stderr` and, if it
@@ -202,8 +171,7 @@ class RunLog:
         self._file: TextIO | None = None
 
     def write(self, record: Record) -> None:
-        line = {"schema": SCHEMA, "time": time.time(), **asdict(record)}
-        text = json_of(line) + "\n"
+        text = json_of({"schema": SCHEMA, "time": time.time(), **asdict(record)}) + "\n"
         file = self._opened()
         with space_for(self._path):
             file.write(text)
@@ -231,12 +199,7 @@ class RunLog:
     def __enter__(self) -> RunLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -259,9 +222,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _cut_torn_tail(path: Path) -> None:
-    if not path.exists():
-        return
-    whole = path.read_bytes()
-    end = whole.rfind(b"\n") + 1
-    if end < len(whole):
-        os.truncate(path, end)
+    content = path.read_bytes() if path.exists() else b""
+    if not content.endswith(b"\n") and content:
+        os.truncate(path, content.rfind(b"\n") + 1)
