@@ -113,8 +113,8 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
             folder / "error.json",
             {
                 "status": status_of(error),
-                "message": said_by(error),
-                "traceback": _told_traceback(error),
+                "message": _text_of(error),
+                "traceback": _traceback_of(error),
                 "is_consequence": isinstance(error, WorkerLost)
                 or (isinstance(error, ProgramError) and error.is_consequence),
                 "time": file_system_time(folder),
@@ -123,7 +123,7 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
         raise
 
 
-def _told_traceback(error: BaseException) -> str | None:
+def _traceback_of(error: BaseException) -> str | None:
     """Return the traceback of an error from the first line of the user's own code on; None if the
     error did not pass through the user's code.
 
@@ -142,7 +142,7 @@ def _told_traceback(error: BaseException) -> str | None:
 _PACKAGE = Path(__file__).parents[1]
 
 
-def said_by(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     """Return an error's type and its message, if it has one, as one text."""
     return f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
 
@@ -155,7 +155,7 @@ def described(error: BaseException) -> str:
     the program printed.
     """
     trace = error.log if isinstance(error, ProgramError) else user_code.traceback_of(error)
-    return f"{said_by(error)}\n{trace or ''}".strip()
+    return f"{_text_of(error)}\n{trace or ''}".strip()
 
 
 def _is_reported(error: BaseException | None) -> bool:

@@ -138,8 +138,8 @@ def read(path: Path) -> Probe:
         ValueError: If it is no probe, or a newer bsweep wrote it.
     """
     content = path.read_bytes()
-    found = from_json(content)
-    schema = found.get("schema") if isinstance(found, dict) else None
+    probe = from_json(content)
+    schema = probe.get("schema") if isinstance(probe, dict) else None
     if isinstance(schema, int) and schema > PROBE_SCHEMA:
         raise ValueError(
             f"a newer bsweep wrote this file (probe schema {schema}): update bsweep to read it"
@@ -149,5 +149,5 @@ def read(path: Path) -> Probe:
 
 def reason(error: Exception) -> str:
     """Return in words why `read` raised an error, to follow the name of the file."""
-    told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-    return f"is not a probe of this version ({told})"
+    cause = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+    return f"is not a probe of this version ({cause})"

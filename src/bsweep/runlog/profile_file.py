@@ -63,36 +63,34 @@ def table(workers: Sequence[Anatomy]) -> str:
     Each row has the mean over workers in milliseconds and its share of the sum of all parts; with
     several workers, a row also has the slowest one and its time.
     """
-    step = statistics.fmean(sum(worker.parts.values()) for worker in workers)
+    step = _step_seconds(workers)
     rows = [["part of a step", "ms", "share", "slowest"]]
+
+    def add(name: str, seconds: Sequence[float | None]) -> None:
+        """Add a row of each worker's seconds, unless none was measured or all are 0."""
+        known = [value for value in seconds if value is not None]
+        if not any(known):
+            return
+        slowest = max(range(len(known)), key=known.__getitem__)
+        most = f"{known[slowest] * 1e3:.3g} (worker {slowest})" if len(known) > 1 else ""
+        mean = statistics.fmean(known)
+        rows.append([name, f"{mean * 1e3:.3g}", f"{mean / step:.0%}", most])
+
     for part in PARTS:
-        seconds = [worker.parts.get(part, 0.0) for worker in workers]
-        if any(seconds):
-            name = (
-                "backward, exchange in it" if part == "backward" and workers[0].overlaps else part
-            )
-            rows.append([name, *_cells(seconds, step)])
-        waits = [worker.wait_seconds for worker in workers if worker.wait_seconds is not None]
-        if part == "exchange" and any(waits):
-            rows.append(["  of it waiting", *_cells(waits, step)])
-    rows.append(["all parts", *_cells([sum(worker.parts.values()) for worker in workers], step)])
-    rows.append(["step", *_cells([worker.step_seconds for worker in workers], step)])
-    rows.append(
-        [
-            "step, parts not timed",
-            *_cells([worker.untimed_step_seconds for worker in workers], step),
-        ]
-    )
-    busy = [worker.busy_seconds for worker in workers if worker.busy_seconds is not None]
-    if busy:
-        rows.append(["GPU busy", *_cells(busy, step)])
+        has_exchange = part == "backward" and workers[0].overlaps
+        name = "backward, exchange in it" if has_exchange else part
+        add(name, [worker.parts.get(part, 0.0) for worker in workers])
+        if part == "exchange":
+            add("  of it waiting", [worker.wait_seconds for worker in workers])
+    add("all parts", [sum(worker.parts.values()) for worker in workers])
+    add("step", [worker.step_seconds for worker in workers])
+    add("step, parts not timed", [worker.untimed_step_seconds for worker in workers])
+    add("GPU busy", [worker.busy_seconds for worker in workers])
     return "\n".join(aligned(rows, left=[0]))
 
 
-def _cells(seconds: Sequence[float], step: float) -> list[str]:
-    mean, slowest = statistics.fmean(seconds), max(range(len(seconds)), key=seconds.__getitem__)
-    most = f"{seconds[slowest] * 1e3:.3g} (worker {slowest})" if len(seconds) > 1 else ""
-    return [f"{mean * 1e3:.3g}", f"{mean / step:.0%}", most]
+def _step_seconds(workers: Sequence[Anatomy]) -> float:
+    return statistics.fmean(sum(worker.parts.values()) for worker in workers)
 
 
 def bottleneck(workers: Sequence[Anatomy]) -> str:
@@ -101,7 +99,7 @@ def bottleneck(workers: Sequence[Anatomy]) -> str:
     The bottleneck is what takes most of a step other than computing; it is computing if nothing
     else takes a fifth of a step.
     """
-    step = statistics.fmean(sum(worker.parts.values()) for worker in workers)
+    step = _step_seconds(workers)
     share = {
         part: statistics.fmean(worker.parts.get(part, 0.0) for worker in workers) / step
         for part in PARTS
@@ -109,13 +107,10 @@ def bottleneck(workers: Sequence[Anatomy]) -> str:
     waits = [worker.wait_seconds or 0.0 for worker in workers]
     waiting = min(statistics.fmean(waits) / step, share["exchange"])
     busy = [worker.busy_seconds for worker in workers if worker.busy_seconds is not None]
-    held_up_by = {
-        "exchange": share["exchange"],
-        "data": share["data"],
-        "optimizer": share["optimizer"],
-        "loop": share["loop"],
-        "launch": max(0.0, 1 - share["exchange"] - statistics.fmean(busy) / step) if busy else 0.0,
-    }
+    held_up_by = {part: share[part] for part in ("exchange", "data", "optimizer", "loop")}
+    held_up_by["launch"] = (
+        max(0.0, 1 - share["exchange"] - statistics.fmean(busy) / step) if busy else 0.0
+    )
     worst = max(held_up_by, key=held_up_by.__getitem__)
     if held_up_by[worst] < _WORTH_NAMING:
         worst = "computing"
