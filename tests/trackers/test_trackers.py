@@ -16,7 +16,7 @@ import pytest
 
 from bsweep import trackers
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
+from bsweep.runlog.reading import read_records, settled
 from bsweep.trackers import records
 from tests.support.running import TINY, compose, exits, imported_first, ran_ok
 
@@ -197,7 +197,7 @@ def test_what_a_resumed_run_took_back_is_left_out(tmp_path: Path) -> None:
         for t, (kind, n) in enumerate([("step", 1), ("step", 2), ("epoch", 1)])
     ]
     again = [{"type": "event", "time": 3}, {"type": "step", "step": 2, "time": 4}]
-    assert [one["time"] for one in records.settled([*steps, *again])] == [0, 2, 3, 4]
+    assert [one["time"] for one in settled([*steps, *again])] == [0, 2, 3, 4]
     before = records.fingerprint(RunPaths(tmp_path))
     (tmp_path / "summary.json").write_text("{}")
     assert records.fingerprint(RunPaths(tmp_path)) != before

@@ -21,7 +21,7 @@ from bsweep.analysis.loaded import Study, study_of
 from bsweep.analysis.records import NO_COLUMNS, Rows, rows_of
 from bsweep.core.words import escaped
 from bsweep.runlog.files import RunPaths, no_such_study
-from bsweep.runlog.reading import read_told
+from bsweep.runlog.reading import read_run
 
 
 def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> Study:
@@ -116,7 +116,7 @@ def tables_of(run_folder: Path) -> dict[str, Rows]:
     """Read the records of a run, and return the rows that the run adds to each table of its study.
     Raise Damaged if the records are damaged, or Newer if a newer bsweep wrote them.
     """
-    return rows_of(read_told(run_folder))
+    return rows_of(read_run(run_folder, with_steps=None))
 
 
 _NUMBERS = {"number": float, "count": None, "count_or_null": None}

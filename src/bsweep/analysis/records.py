@@ -75,13 +75,13 @@ def rows_of(run: Run) -> dict[str, Rows]:
     for record in run.records:
         of_type[record["type"]].append(record)
     epochs = numbered(of_type["epoch"], "epoch")
-    noise = numbered(of_type["noise_scale"], "noise_scale", by="num_steps")
+    noise = numbered(of_type["noise_scale"], "noise_scale")
     steps = numbered(of_type["step"], "step") if changes_batch(of_type["event"]) else []
     return {
         "runs": [_shown(_run_row(run, of_type["start"], of_type["event"], len(epochs)))],
         "epochs": epochs,
         "evaluations": _of_table(
-            numbered(of_type["evaluation"], "evaluation", by="num_steps"), columns.EVALUATIONS
+            numbered(of_type["evaluation"], "evaluation"), columns.EVALUATIONS
         ),
         "noise_scales": _of_table(noise, columns.NOISE_SCALES),
         "batches": _of_table(steps, columns.BATCHES),

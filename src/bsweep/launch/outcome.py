@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_json, read_records
+from bsweep.runlog.reading import last_record, read_json
 from bsweep.runlog.records import Status
 
 
@@ -40,10 +40,10 @@ def recorded(paths: RunPaths) -> Outcome | None:
     """Return how a run ended (completed, diverged or interrupted), as its workers recorded it;
     return None if the last record is not such a record.
     """
-    records, _ = read_records(paths.metrics)
-    if not records or records[-1]["type"] != "end":
+    record = last_record(paths.metrics)
+    if record is None or record["type"] != "end":
         return None
-    return Outcome(records[-1]["status"], records[-1]["message"])
+    return Outcome(record["status"], record["message"])
 
 
 def first_error(paths: RunPaths, num_processes: int) -> tuple[int, Outcome, str | None] | None:

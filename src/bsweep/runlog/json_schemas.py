@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bsweep.config.hosts import SpelledOut
-from bsweep.config.values import Count, Processes
+from bsweep.config.values import Count, Finite, Processes, Seed
 from bsweep.runlog.records import Status
-from bsweep.runlog.values import Amount, Finite, Natural, Seed
+from bsweep.runlog.values import Amount, Natural
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bsweep.runlog.values import Amount, Finite, Natural
+from bsweep.config.values import Finite
+from bsweep.runlog.values import Amount, Natural
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,38 +5,34 @@ A damaged file raises an error that names it, so that a reader of a study can le
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import orjson
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from bsweep.core.words import counted
-from bsweep.runlog import measured
-from bsweep.runlog import records as kinds
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.json_schemas import Meta, Summary
-from bsweep.runlog.records import SCHEMA, adapter
+from bsweep.runlog.records import SCHEMA, BatchChanged, Continued, Record, adapter
 
 REMEDY = "The same sweep repeats the run."
-_TYPES: Mapping[str, type] = {
-    kind.type: kind
-    for kind in (
-        kinds.Start,
-        kinds.Step,
-        kinds.Epoch,
-        measured.Evaluation,
-        measured.NoiseScale,
-        kinds.Round,
-        kinds.Event,
-        kinds.End,
-    )
+_TYPES: Mapping[str, type] = {kind.type: kind for kind in get_args(Record)}
+_EVENTS: Mapping[str, type] = {"continued": Continued, "batch_changed": BatchChanged}
+NUMBERS: Mapping[str, str] = {
+    "step": "step",
+    "epoch": "epoch",
+    "round": "round",
+    "evaluation": "num_steps",
+    "noise_scale": "num_steps",
 }
+"""The field that numbers the records of a kind; other kinds have no numbers."""
 
 
 class Damaged(ValueError):
@@ -63,15 +59,16 @@ class Run:
     records: tuple[dict[str, Any], ...]
     summary: Mapping[str, Any] | None
     meta: Mapping[str, Any]
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
 
-def read_run(folder: Path, with_steps: bool = True) -> Run:
+def read_run(folder: Path, with_steps: bool | None = True) -> Run:
     """Read a run's folder and return its records, its summary and the facts about its start.
 
     Args:
         folder: The run's folder.
-        with_steps: False to leave out the `step` records, which are often the most.
+        with_steps: False to leave out the `step` records, which are often the most; None to leave
+            them out unless the run's batch size changed, as tables need them only then.
 
     Raises:
         Damaged: If `metrics.jsonl`, `summary.json` or `meta.json` is damaged, or if the first two
@@ -80,7 +77,10 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
     """
     paths = RunPaths(folder)
     summary = read_summary(paths)
-    records, warning = read_records(paths.metrics, with_steps, (summary or {}).get("metrics_crc32"))
+    crc32 = (summary or {}).get("metrics_crc32")
+    records, warning = read_records(paths.metrics, with_steps or False, crc32)
+    if with_steps is None and changes_batch(records):
+        records, warning = read_records(paths.metrics, crc32=crc32)
     if summary and summary["epochs"] != (num_epochs := len(numbered(records, "epoch"))):
         raise Damaged(
             f"{paths.metrics}: the file has {num_epochs} epochs, but {paths.summary.name} says "
@@ -90,14 +90,8 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
         refuse_incomplete(records, paths.metrics)
     else:
         refuse_repeated(records, paths.metrics)
-    return Run(
-        run_id=folder.name,
-        folder=folder,
-        records=records,
-        summary=summary,
-        meta=read_meta(paths),
-        warnings=(warning,) if warning else (),
-    )
+    warnings = (warning,) if warning else ()
+    return Run(folder.name, folder, records, summary, read_meta(paths), warnings)
 
 
 def refuse_repeated(records: Iterable[Mapping[str, Any]], metrics: Path) -> None:
@@ -132,16 +126,6 @@ def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> No
                 f"{metrics}: the epoch records add up to {key}={number}, but the end record says "
                 f"{key}={wanted}. {REMEDY}"
             )
-
-
-def read_told(folder: Path) -> Run:
-    """Read a run's folder as `read_run` does, but leave out the `step` records unless the run's
-    batch size changed.
-
-    The tables of the analysis need them only then.
-    """
-    run = read_run(folder, with_steps=False)
-    return read_run(folder) if changes_batch(run.records) else run
 
 
 def content_of(path: Path) -> bytes | None:
@@ -186,11 +170,10 @@ def read_summary(paths: RunPaths) -> dict[str, Any] | None:
         Damaged: As in `read_run`.
         Newer: As in `read_run`.
     """
-    path = paths.summary
-    summary = read_json(path)
+    summary = read_json(paths.summary)
     if summary is not None:
-        _check_schema(summary, path)
-        hold(summary, Summary, path)
+        _check_schema(summary, paths.summary)
+        hold(summary, Summary, paths.summary)
     return summary
 
 
@@ -200,9 +183,8 @@ def read_meta(paths: RunPaths) -> dict[str, Any]:
     Raises:
         Damaged: As in `read_run`.
     """
-    path = paths.meta
-    meta = read_json(path) or {}
-    hold(meta, Meta, path)
+    meta = read_json(paths.meta) or {}
+    hold(meta, Meta, paths.meta)
     return meta
 
 
@@ -223,9 +205,13 @@ def read_records(
         Damaged: If a line is not a valid record. The message names the first such line by number.
         Newer: If a newer bsweep wrote a line.
     """
-    content = content_of(path)
-    if content is None:
-        return (), None
+    return records_in(content_of(path) or b"", path, with_steps, crc32)
+
+
+def records_in(
+    content: bytes, path: Path, with_steps: bool = True, crc32: int | None = None
+) -> tuple[tuple[dict[str, Any], ...], str | None]:
+    """Return the records in the content of a `metrics.jsonl`; see `read_records`."""
     *lines, torn = content.split(b"\n")  # `torn` is b"" if the last record is whole.
     dropped = () if with_steps else b'"type": "step"}'
     if crc32 is not None and zlib.crc32(content) == crc32:
@@ -237,11 +223,20 @@ def read_records(
             for n, line in enumerate(lines, 1)
             if not line.endswith(dropped)
         ]
-    if not torn:
-        return tuple(records), None
-    return tuple(records), (
-        f"{path.name}: ignored an incomplete last line of {counted(len(torn), 'byte')}."
-    )
+    size = counted(len(torn), "byte")
+    warning = f"{path.name}: ignored an incomplete last line of {size}." if torn else None
+    return tuple(records), warning
+
+
+def last_record(path: Path) -> dict[str, Any] | None:
+    """Return the last whole record of a `metrics.jsonl`, or None if there is none.
+
+    Raises:
+        Damaged: If the record is not valid; others are not looked at.
+        Newer: If a newer bsweep wrote it.
+    """
+    line = (content_of(path) or b"").rpartition(b"\n")[0].rpartition(b"\n")[2]
+    return checked(line, str(path)) if line else None
 
 
 def starts(metrics: Path) -> list[dict[str, Any]]:
@@ -283,10 +278,8 @@ def checked(line: bytes, place: str) -> dict[str, Any]:
         raise Damaged(f"{place}: time={str(record.get('time'))[:40]}. {REMEDY}")
     if schema := _TYPES.get(record["type"]):
         hold(record, schema, place)
-    if schema is kinds.Event and record["event"] == "continued":
-        hold(record, kinds.Continued, place)
-    if schema is kinds.Event and record["event"] == "batch_changed":
-        hold(record, kinds.BatchChanged, place)
+    if record["type"] == "event" and (schema := _EVENTS.get(record["event"])):
+        hold(record, schema, place)
     return record
 
 
@@ -319,30 +312,34 @@ def hold(value: Mapping[str, Any], schema: type, place: object) -> None:
         ) from None
 
 
-def numbered(
-    records: Iterable[dict[str, Any]],
-    kind: Literal["epoch", "round", "evaluation", "noise_scale", "step"],
-    by: str = "",
-) -> list[dict[str, Any]]:
-    """Return the records of one kind, such as `epoch`, sorted by the number of their epoch, round
-    or step.
+def settled(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a run's records without those that were taken back when the run was resumed.
 
-    A record is left out if a later one has the same or a smaller number, as after a run was
-    resumed.
+    A record with a number, such as that of its epoch, is left out if a later record of its kind has
+    the same or a smaller number.
 
     Args:
         records: The records of a run, in the order of the file.
-        kind: The type of the wanted records.
-        by: The field that holds the number; empty if the field has the name of the kind.
     """
     kept: list[dict[str, Any]] = []
-    number = by or kind
-    for record in records:
-        if record["type"] == kind:
-            while kept and kept[-1][number] >= record[number]:
-                kept.pop()
-            kept.append(record)
-    return kept
+    least: dict[str, float] = {}  # the least number of each kind among the later records
+    for record in reversed(records):
+        kind = record["type"]
+        if kind in NUMBERS:
+            number = record[NUMBERS[kind]]
+            if number >= least.get(kind, math.inf):
+                continue
+            least[kind] = number
+        kept.append(record)
+    return kept[::-1]
+
+
+def numbered(
+    records: Iterable[dict[str, Any]],
+    kind: Literal["epoch", "round", "evaluation", "noise_scale", "step"],
+) -> list[dict[str, Any]]:
+    """Return the `settled` records of one kind, such as `epoch`."""
+    return settled([record for record in records if record["type"] == kind])
 
 
 def changes_batch(records: Iterable[Mapping[str, Any]]) -> bool:

@@ -15,23 +15,13 @@ from pydantic import AfterValidator, TypeAdapter
 from pydantic_core import to_json
 
 from bsweep.config.hosts import SpelledOut
-from bsweep.config.values import Count, LrRule, Name, Positive, Processes, Width
+from bsweep.config.values import Count, Finite, LrRule, Name, Positive, Processes, Seed, Width
 from bsweep.runlog.measured import Evaluation, NoiseScale
-from bsweep.runlog.values import MOST, Amount, Finite, Natural, Rate, Seed, plain
+from bsweep.runlog.values import MOST, Amount, Natural, Rate, plain
 
 SCHEMA = 1
 
 Status = Literal["completed", "failed", "out_of_memory", "diverged", "timeout", "interrupted"]
-
-
-def _as(schema: type) -> AfterValidator:
-    """Return a validator that checks a mapping against a schema and does not convert it."""
-
-    def held(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-        adapter(schema).validate_json(to_json(tree), strict=True)
-        return tree
-
-    return AfterValidator(held)
 
 
 @functools.cache
@@ -45,20 +35,20 @@ class _Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ToldOptimizer(_Variant):
+class _Optimizer(_Variant):
     lr: Finite | None
     lr_rule: LrRule | None = None
     reference_batch: Positive | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ToldStrategy(_Variant):
+class _Strategy(_Variant):
     num_servers: Processes | None = None
     colocated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ToldData(_Variant):
+class _Data(_Variant):
     num_test: Natural | None = None
     num_classes: Width | None = None
     root: str | None = None
@@ -67,15 +57,15 @@ class _ToldData(_Variant):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ToldLaunch:
+class _Launch:
     hosts: SpelledOut | Literal["slurm"] | None = None
     memory_limit_mb: tuple[Positive, ...] | None = None
     threads_per_worker: Processes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
-    """The settings in a run's `start` record whose types `bsweep.runlog.reading` checks."""
+class _Settings:
+    """The settings in a run's `start` record that tables read, in the form of every release."""
 
     num_workers: Processes
     local_batch: Count | None = None
@@ -84,17 +74,18 @@ class _Told:
     epochs: Natural
     seed: Seed
     precision: str
-    data: _ToldData
+    data: _Data
     model: _Variant
-    optimizer: _ToldOptimizer
-    strategy: _ToldStrategy
-    launch: _ToldLaunch = _ToldLaunch()
+    optimizer: _Optimizer
+    strategy: _Strategy
+    launch: _Launch = _Launch()
     compression: _Variant | None = None
     allocation: _Variant | None = None
 
 
-Tree = Annotated[Mapping[str, Any], AfterValidator(plain)]
-Resolved = Annotated[Tree, _as(_Told)]
+def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    adapter(_Settings).validate_json(to_json(config), strict=True)
+    return config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +97,7 @@ class Start:
     """
 
     run_id: str
-    config: Resolved
+    config: Annotated[Mapping[str, Any], AfterValidator(plain), AfterValidator(_checked)]
     local_batch: Count
     global_batch: Count
     num_train: Natural
@@ -123,9 +114,8 @@ class Start:
     precision: str
     threads: Natural | None
     start_seconds: Amount | None  # from the launch to this record
-    learning_rate: Rate | None = (
-        None  # the first worker's, after the lr rule, before warm-up and schedule
-    )
+    # The first worker's, after the lr rule, before warm-up and schedule.
+    learning_rate: Rate | None = None
     gpu_software: str | None = None  # drivers and NCCL; None on CPUs
     graph: bool | None = None  # True if all workers run full steps as a CUDA graph; None on CPUs
     workers: tuple[Mapping[str, Any], ...] | None = None  # by rank, see `bsweep.train.peers_check`;
@@ -300,13 +290,13 @@ class Epoch:
     sent_bytes: Natural | None
     received_bytes: Natural | None
     exchange_steps: Natural | None = None
-    servers: tuple[Annotated[Mapping[str, Any], _as(ServerLoad)], ...] | None = None
-    stage_loads: tuple[Annotated[Mapping[str, Any], _as(StageLoad)], ...] | None = None
+    servers: tuple[ServerLoad, ...] | None = None
+    stage_loads: tuple[StageLoad, ...] | None = None
     bubble: Amount | None = None
     textbook_bubble: Amount | None = None
     learning_rate: Rate | None
     global_batch: Natural
-    worker_memory: tuple[Annotated[Mapping[str, Any], _as(WorkerMemory)], ...] | None = None
+    worker_memory: tuple[WorkerMemory, ...] | None = None
     peak_memory_bytes: Natural | None
     evaluation_peak_memory_bytes: Natural | None = None
     skipped_steps: Natural | None = None
@@ -356,17 +346,12 @@ class Round:
     type: str = "round"
 
     def __post_init__(self) -> None:
-        by_worker = (
-            *(
-                self.worker_batches,
-                self.local_steps,
-                self.began_seconds,
-                self.compute_seconds,
-                self.idle_seconds,
-            ),
-            *(self.exchange_seconds, self.exposed_exchange_seconds or self.exchange_seconds),
-        )
-        if any(len(values) != len(self.workers) for values in by_worker):
+        lists = (
+            self.worker_batches, self.local_steps, self.began_seconds, self.compute_seconds,
+            self.idle_seconds, self.exchange_seconds,
+            self.exposed_exchange_seconds or self.exchange_seconds,
+        )  # fmt: skip
+        if any(len(values) != len(self.workers) for values in lists):
             raise ValueError(
                 f"a list of the round does not have {len(self.workers)} values, one for each worker"
             )

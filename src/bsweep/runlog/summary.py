@@ -6,6 +6,7 @@ import functools
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from bsweep.runlog.reading import (
     content_of,
     numbered,
     read_meta,
-    read_records,
+    read_run,
     read_summary,
-    read_told,
+    records_in,
     refuse_incomplete,
     warnings_in,
 )
@@ -40,10 +41,11 @@ def write_summary(
     """
     message = excerpt(message, paths.logs)
     try:
-        records, _ = read_records(paths.metrics)
+        content = content_of(paths.metrics)
+        records, _ = records_in(content or b"", paths.metrics)
         if status == "completed":
             refuse_incomplete(records, paths.metrics)
-        checksum = _crc32(paths)
+        checksum = None if content is None else zlib.crc32(content)
     except Damaged as error:
         records, status, message = (), "failed", f"{message}\n{error}".strip()
         checksum = None  # A checksum would say that the records are sound.
@@ -68,9 +70,8 @@ def write_summary(
         wall_seconds=wall_seconds,
         images_per_second=num_examples / train_seconds if train_seconds else None,
         **{key: last.get(key) for key in ("train_loss", "train_accuracy")},
-        **{key: _last_score(records, key, last) for key in _SCORES},
+        **_last_scores(records, last),
         sent_bytes=None if not epochs or None in sent_bytes else sum(sent_bytes),
-        **_final_scores(records),
         warnings=tuple(warnings_in(records)),
         metrics_crc32=checksum,
     )
@@ -81,23 +82,18 @@ def write_summary(
     return status, message
 
 
-_SCORES = ("test_loss", "test_accuracy")
-
-
-def _last_score(
-    records: Sequence[Mapping[str, Any]], name: str, last_epoch: Mapping[str, Any]
-) -> float | None:
-    """Return a score of the last evaluation that has it, whenever it was; without evaluations, that
-    of the last epoch.
+def _last_scores(
+    records: Sequence[Mapping[str, Any]], last_epoch: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return each score of the last evaluation that has it, whenever it was, or else of the last
+    epoch; and the scores of the test set, if the last record is the run's end.
     """
-    scores = (record[name] for record in reversed(records) if record["type"] == "evaluation")
-    return next((score for score in scores if score is not None), last_epoch.get(name))
-
-
-def _final_scores(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the scores of the test set from the last record, if it is the run's end."""
+    scores = {name: last_epoch.get(name) for name in ("test_loss", "test_accuracy")}
+    for record in records:
+        if record["type"] == "evaluation":
+            scores |= {name: record[name] for name in scores if record.get(name) is not None}
     end = records[-1] if records and records[-1]["type"] == "end" else {}
-    return {name: end.get(name) for name in ("final_test_loss", "final_test_accuracy")}
+    return scores | {name: end.get(name) for name in ("final_test_loss", "final_test_accuracy")}
 
 
 def ended(paths: RunPaths) -> Status | None:
@@ -109,10 +105,10 @@ def ended(paths: RunPaths) -> Status | None:
         Newer: If a newer bsweep wrote the run's files.
     """
     try:
-        found = read_ended(paths)
+        files = read_ended(paths)
     except Damaged:
         return None
-    return found[0]["status"] if found else None
+    return files[0]["status"] if files else None
 
 
 def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
@@ -126,32 +122,33 @@ def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] |
     summary = read_summary(paths)
     if summary is None:
         return None
-    if (summary.get("metrics_crc32"), summary["epochs"]) != _known_records(paths):
-        return summary, read_told(paths.folder).meta
+    if damage := damage_of_records(paths, summary):
+        raise Damaged(damage)
     return summary, read_meta(paths)
 
 
-def _crc32(paths: RunPaths) -> int | None:
-    content = content_of(paths.metrics)
-    return None if content is None else zlib.crc32(content)
+def damage_of_records(paths: RunPaths, summary: Mapping[str, Any] | None) -> str:
+    """Return a text that says how the records of a run are damaged or contradict its summary; empty
+    if they are sound.
 
-
-def _known_records(paths: RunPaths) -> tuple[int, int] | None:
-    """Return the CRC-32 of a run's `metrics.jsonl` and the number of its epochs, None if there is
-    no such file; read the file only if its size or its time has changed since an earlier call.
-
-    A command that watches a study asks for it every few seconds.
+    The file of records is read only if its size or its time has changed since an earlier call: a
+    command that watches a study asks for it every few seconds.
     """
-    metrics = paths.metrics
-    try:
-        status = metrics.stat()
-    except OSError:
-        return None
-    # The cache hashes its arguments, and a string hashes faster than a Path.
-    return _records_of(str(metrics), status.st_mtime_ns, status.st_size)
+    sums = None
+    with suppress(OSError):
+        status = paths.metrics.stat()
+        # The cache hashes its arguments, and a string hashes faster than a Path.
+        sums = _sums(str(paths.metrics), status.st_mtime_ns, status.st_size)
+    if summary is None or (summary.get("metrics_crc32"), summary["epochs"]) != sums:
+        try:
+            read_run(paths.folder, with_steps=None)
+        except Damaged as error:
+            return str(error)
+    return ""
 
 
 @functools.cache
-def _records_of(path: str, mtime_ns: int, num_bytes: int) -> tuple[int, int]:
+def _sums(path: str, mtime_ns: int, num_bytes: int) -> tuple[int, int]:
+    """Return the CRC-32 of a file of records, and the number of its epochs."""
     content = content_of(Path(path)) or b""
     return zlib.crc32(content), content.count(b'"type": "epoch"}')

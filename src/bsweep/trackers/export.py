@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bsweep.config.values import did_you_mean
 from bsweep.core import terminal
+from bsweep.runlog import reading
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
 from bsweep.trackers import NAMES, Sink, check_trackers, records, sink
 
 logger = terminal.logger(__name__)
@@ -67,8 +67,8 @@ def _pass_on(to: Sink, stored_in: str, study: str, paths: RunPaths) -> str:
     run = paths.folder.name
     if to.has(stored_in, study, run, records.fingerprint(paths)):
         return "there already"
-    found, _ = read_records(paths.metrics)
-    settled = records.settled(found)
+    found, _ = reading.read_records(paths.metrics)
+    settled = reading.settled(found)
     times = [record["time"] for record in settled] or [paths.metrics.stat().st_mtime]
     tracked = to.open(stored_in, study, run, times[0])
     for record in settled:

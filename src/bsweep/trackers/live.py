@@ -27,6 +27,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import TrackerName
 from bsweep.core import terminal
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import settled
 from bsweep.trackers import Tracked, records, sink
 
 logger = terminal.logger(__name__)
@@ -106,7 +107,7 @@ def begin(config: RunConfig, paths: RunPaths, earlier: Sequence[dict[str, Any]])
         for name in config.trackers:
             if (name, config.study_dir) not in _copiers:
                 _copiers[name, config.study_dir] = _Copier(name, config.study_dir)
-    for record in records.settled(earlier):
+    for record in settled(earlier):
         copy(config, paths, record)
 
 

@@ -6,21 +6,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bsweep.config.values import flatten
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import content_of, read_summary
+from bsweep.runlog.reading import NUMBERS, content_of, read_summary
 from bsweep.trackers import Tracked
 
-_AXES = {
-    "step": "step",
-    "epoch": "epoch",
-    "round": "round",
-    "evaluation": "num_steps",
-    "noise_scale": "num_steps",
-}
 _NO_NUMBERS = {"schema", "time"}
 
 
@@ -36,8 +29,8 @@ def forward(record: Mapping[str, Any], tracked: Tracked) -> None:
         )
     elif kind == "event":
         tracked.note(f"{record['event']}: {record['message']}", time)
-    elif kind in _AXES:
-        axis = _AXES[kind]
+    elif kind in NUMBERS:
+        axis = NUMBERS[kind]
         numbers = {
             f"{kind}/{name}": value
             for name, value in _numbers(record)
@@ -58,25 +51,6 @@ def fingerprint(paths: RunPaths) -> str:
     """
     files = (content_of(path) or b"" for path in (paths.metrics, paths.summary))
     return hashlib.sha256(b"\0".join(files)).hexdigest()
-
-
-def settled(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a run's records without those that were taken back when the run was resumed.
-
-    A record with a number, such as that of its epoch, is left out if a later record of its kind has
-    the same or a smaller number.
-    """
-    kept: list[dict[str, Any]] = []
-    least: dict[str, float] = {}  # the least number of each kind among the later records
-    for record in reversed(records):
-        kind = record["type"]
-        if kind in _AXES:
-            number = record[_AXES[kind]]
-            if number >= least.get(kind, math.inf):
-                continue
-            least[kind] = number
-        kept.append(record)
-    return kept[::-1]
 
 
 def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

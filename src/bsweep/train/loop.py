@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -178,15 +178,15 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, host_joules: float
     )
 
 
-def _worker_memory(job: Job, peak_bytes: int | None) -> tuple[dict[str, Any], ...]:
-    """Return the memory of each worker, in the form of `WorkerMemory`."""
+def _worker_memory(job: Job, peak_bytes: int | None) -> tuple[WorkerMemory, ...]:
+    """Return the memory of each worker, by rank."""
     memory_now = WorkerMemory(
         parameter_bytes=sum(part.nbytes for part in job.vector.held),
         gradient_bytes=job.vector.num_bytes,
         optimizer_bytes=optim.state_bytes(job.optimizer),
         peak_bytes=peak_bytes,
     )
-    return tuple(job.strategy.gather_json(asdict(memory_now)))
+    return tuple(WorkerMemory(**each) for each in job.strategy.gather_json(asdict(memory_now)))
 
 
 def _record_noise(job: Job, cursor: Cursor) -> None:
