@@ -39,55 +39,51 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
         How the probe ended: `completed` if some batch fits, and no run failed.
     """
     failed = None
-    found: dict[int, SplitBatch | None] = {}  # None is out of memory
+    tried: dict[int, SplitBatch | None] = {}  # None is out of memory
     batch, stopped_by = config.examples_per_pass, ""
     while batch:
         at_batch = replace(config, local_batch=batch, global_batch=None)
         # What the workers print is that of a run.
-        tried = side_runs.try_out(at_batch, lambda line: None, _STEPS)
-        if isinstance(tried, str):
-            status, _, message = tried.partition(": ")
+        times = side_runs.try_out(at_batch, lambda line: None, _STEPS)
+        if not isinstance(times, str):
+            tried[batch] = SplitBatch(batch, times.step_seconds, times.peak_bytes)
+            say(f"local batch {batch}: {times.step_seconds:.3g} s per step")
+        else:
+            status, _, message = times.partition(": ")
             if status != "out_of_memory":
                 failed = Outcome(cast("Status", status), f"local batch {batch}: {message}")
                 stopped_by = "failed"
                 break
-            found[batch] = None
+            tried[batch] = None
             say(f"local batch {batch}: out of memory ({message.partition(chr(10))[0]})")
-        else:
-            found[batch] = SplitBatch(batch, tried.step_seconds, tried.peak_bytes)
-            say(f"local batch {batch}: {tried.step_seconds:.3g} s per step")
-        batch, stopped_by = _next(config, found)
-    batches = tuple(one for _, one in sorted(found.items()) if one)
-    if not batches and failed:
-        return failed
-    if not batches:
-        least = config.strategy.num_microbatches
-        return Outcome(
-            "out_of_memory",
-            f"a local batch of {least} is out of memory: give the workers more memory, split the "
-            "model over more of them, or choose a smaller model",
-        )
-    largest = batches[-1].local_batch
-    probes.write_split(
-        config, ProbedSplit(probes.settings_of_split(config), batches, largest, stopped_by)
+        batch, stopped_by = _next(config, tried)
+    batches = tuple(fitting for _, fitting in sorted(tried.items()) if fitting)
+    if batches:
+        largest, settings = batches[-1].local_batch, probes.settings_of_split(config)
+        probes.write_split(config, ProbedSplit(settings, batches, largest, stopped_by))
+        return failed or Outcome("completed")
+    least = config.strategy.num_microbatches
+    return failed or Outcome(
+        "out_of_memory",
+        f"a local batch of {least} is out of memory: give the workers more memory, split the "
+        "model over more of them, or choose a smaller model",
     )
-    return failed or Outcome("completed")
 
 
-def _next(config: RunConfig, found: Mapping[int, SplitBatch | None]) -> tuple[int, str]:
+def _next(config: RunConfig, tried: Mapping[int, SplitBatch | None]) -> tuple[int, str]:
     """Return the local batch to try next; 0 for none, with the reason why no larger one is tried:
     out_of_memory, memory (a larger one may not fit beside other processes), examples or seconds.
 
     Args:
         config: The point.
-        found: The batches that were tried; None for those that are out of memory.
+        tried: The batches that were tried; None for those that are out of memory.
     """
     unit = config.strategy.num_microbatches  # divides each local batch
-    fits = [one for one in found.values() if one]
-    too_large = min((batch for batch, one in found.items() if not one), default=0)
-    if not fits:
+    fitting = [batch for batch in tried.values() if batch]
+    too_large = min((batch for batch, fits in tried.items() if not fits), default=0)
+    if not fitting:
         return too_large // 2 // unit * unit, ""
-    largest = max(fits, key=lambda one: one.local_batch)
+    largest = max(fitting, key=lambda fits: fits.local_batch)
     batch = largest.local_batch
     if too_large:
         middle = (batch + too_large) // 2 // unit * unit
