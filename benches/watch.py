@@ -20,7 +20,7 @@ from benches.common import Seconds
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
 from bsweep.runlog.records import SCHEMA, Step
-from bsweep.study.attendance import claim_of_run
+from bsweep.study.claims import claim_of_run
 from tests.support.synthetic_study import write_run
 
 STEP_SECONDS = 0.5

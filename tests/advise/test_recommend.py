@@ -44,7 +44,8 @@ from bsweep.launch import Outcome
 from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Status
-from bsweep.study import attempts, commands
+from bsweep.study import commands
+from bsweep.study.run_point import StopRequested
 from tests.support.played_search import DRAWS, SEEDS, Played
 from tests.support.running import Fork, before, compose, exits, ran_ok
 from tests.support.running import bsweep as command
@@ -419,10 +420,10 @@ def test_a_run_that_was_retried_ends_the_search_by_a_signal_alone(
         return Outcome("interrupted", "stopped at a checkpoint")
 
     monkeypatch.setattr(launch, "launch", launched)
-    monkeypatch.setattr(attempts, "pause", lambda seconds: None)
+    monkeypatch.setattr("bsweep.study.run_point.pause", lambda seconds: None)
     config = compose("local_batch=8", f"results_dir={tmp_path}", "launch.retries=1")
     if has_signal:
-        with pytest.raises(attempts.StopRequested):
+        with pytest.raises(StopRequested):
             search._train(config, [], 0.0)
     else:
         assert search._train(config, [], 0.0) == "interrupted"

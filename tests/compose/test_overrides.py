@@ -21,7 +21,6 @@ from bsweep.cli import run as command
 from bsweep.compose.words import as_hydra_takes
 from bsweep.config.parsing import known_keys
 from bsweep.config.run import GROUPS, RunConfig
-from bsweep.study import attempts
 from tests.support.running import ROOT, TINY, ran_ok, tool
 
 Type = Callable[..., tuple[int, str]]
@@ -36,7 +35,7 @@ def type_run(
     it says.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(attempts, "run_point", lambda *_: "completed")
+    monkeypatch.setattr("bsweep.study.sweep.run_point", lambda *_: "completed")
 
     def run(*arguments: str) -> tuple[int, str]:
         with monkeypatch.context() as patch:
@@ -140,7 +139,7 @@ def test_a_point_that_cannot_be_run_fails_alone(
         ended.append(1 // config.seed)
         return "completed"
 
-    monkeypatch.setattr(attempts, "run_point", run_point)
+    monkeypatch.setattr("bsweep.study.sweep.run_point", run_point)
     code, said = type_run("-m", "local_batch=8", "seed=0,1")
     assert code == 1
     assert said.count("a point could not be run: ZeroDivisionError") == 1

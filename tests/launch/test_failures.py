@@ -29,8 +29,8 @@ from bsweep.runlog.errors import WorkerLost, errors_reported, said_by, worker_lo
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.taken import FORM
 from bsweep.strategies import ddp
-from bsweep.study import attempts
 from bsweep.study.progress import Progress
+from bsweep.study.run_point import run_point
 from bsweep.train import peers_check, worker
 from tests.study.test_run import TOO_BIG
 from tests.support.launching import Scripted
@@ -248,7 +248,7 @@ def test_tries_are_further_and_further_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(attempts, "pause", pauses.append)
+    monkeypatch.setattr("bsweep.study.run_point.pause", pauses.append)
     config = compose(*TINY, "local_batch=8", "launch.retries=9", f"results_dir={tmp_path}")
 
     def start(*_: object) -> Outcome:
@@ -258,7 +258,7 @@ def test_tries_are_further_and_further_apart(
             else Outcome("failed", "a host was lost", may_pass=True)
         )
 
-    assert attempts.run_point(config, [], Progress(1), start) == "diverged"
+    assert run_point(config, [], Progress(1), start) == "diverged"
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 

@@ -15,7 +15,7 @@ import pytest
 from bsweep.launch import environment
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
-from bsweep.study import attendance
+from bsweep.study import claims
 from tests.launch.test_hosts import seen_meanwhile
 from tests.support.running import TINY, on, ran_ok
 
@@ -111,9 +111,7 @@ def test_the_next_sweep_removes_unused_leftovers_of_a_killed_one(tmp_path: Path)
     for path in (left, in_use):
         path.parent.mkdir()
         environment.write(path, VARIABLES)
-    present = attendance.Attendance()
-    with claimed(attendance.claim_of_run(in_use.parent)):
-        present.join(tmp_path)
-    present.leave()
+    with claimed(claims.claim_of_run(in_use.parent)), claims.registered(tmp_path):
+        pass
     assert not left.exists()
     assert in_use.exists()

@@ -29,7 +29,7 @@ from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
 from bsweep.runlog.measured import Evaluation
-from bsweep.study.attendance import claim_of_run
+from bsweep.study.claims import claim_of_run
 from tests.support.running import popen
 from tests.support.synthetic_study import META, write_run, write_study
 

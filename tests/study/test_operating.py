@@ -23,9 +23,10 @@ from bsweep.runlog import locks
 from bsweep.runlog.checkpoint_files import checkpoint_at, request_stop
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
-from bsweep.study import attempts, attendance, commands, states
+from bsweep.study import claims, commands, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
+from bsweep.study.run_point import paths_of, result_of, set_aside
 from bsweep.study.states import NEW, State
 from tests.runlog.test_readers import STEP
 from tests.study.test_run import wait_for, wait_for_records
@@ -70,7 +71,7 @@ def test_other_processes_plan_watch_stop_and_resume_a_sweep(tmp_path: Path) -> N
     stopped = ran_ok("stop", "results/s", cwd=tmp_path)
     assert "1 interrupted" in stopped.stdout, stopped.stdout + stopped.stderr
     assert sweep.wait(30) == 130
-    assert not attendance.sweeps(tmp_path / "results/s")
+    assert not claims.sweeps(tmp_path / "results/s")
     assert "nothing to stop" in bsweep("stop", "results/s", cwd=tmp_path).stderr
     text = bsweep("status", "results/s", cwd=tmp_path).stdout
     assert "interrupted at epoch" in text
@@ -421,10 +422,10 @@ def test_a_run_under_way_has_done_what_its_records_say_now(tmp_path: Path) -> No
 def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) -> None:
     config = compose("local_batch=8", f"results_dir={tmp_path}")
     for number in range(3):
-        folder = attempts.paths_of(config).folder
+        folder = paths_of(config).folder
         folder.mkdir(parents=True)
         (folder / str(number)).touch()
-        attempts.set_aside(config)
+        set_aside(config)
     kept = {path.parent.name: path.name for path in config.study_dir.glob(".previous/*/*")}
     assert kept == {f"{config.run_id}.{number + 1}": str(number) for number in range(3)}
 
@@ -435,15 +436,15 @@ def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) ->
 )
 def test_only_a_result_is_not_repeated(tmp_path: Path, status: str, result: str | None) -> None:
     config = compose("local_batch=8", f"results_dir={tmp_path}", "study=s")
-    write_run(tmp_path / "s", local_batch=8, status=status).rename(attempts.paths_of(config).folder)
-    assert attempts.result_of(config) == result
+    write_run(tmp_path / "s", local_batch=8, status=status).rename(paths_of(config).folder)
+    assert result_of(config) == result
 
 
 def test_a_run_that_others_work_at_is_left_to_them(tmp_path: Path) -> None:
     folder = tmp_path / "s/run"
-    with attendance.run_claimed(folder) as first, attendance.run_claimed(folder) as second:
+    with claims.run_claimed(folder) as first, claims.run_claimed(folder) as second:
         assert (first, second) == (True, False)
-    with claimed(RunPaths(folder).worker_claim(0)), attendance.run_claimed(folder) as is_ours:
+    with claimed(RunPaths(folder).worker_claim(0)), claims.run_claimed(folder) as is_ours:
         assert not is_ours, "a killed sweep has left a worker"
 
 
@@ -453,11 +454,9 @@ def test_a_sweep_is_known_though_somebody_looked_while_it_came(
     """Who looks whether a claim is held, holds it for a moment."""
     looks = [contextlib.nullcontext(False), contextlib.nullcontext(False)]
     monkeypatch.setattr(locks, "claimed", lambda path: looks.pop() if looks else claimed(path))
-    sweep = attendance.Attendance()
-    sweep.join(tmp_path)
-    assert len(attendance.sweeps(tmp_path)) == 1
-    assert not looks
-    sweep.leave()
+    with claims.registered(tmp_path):
+        assert len(claims.sweeps(tmp_path)) == 1
+        assert not looks
 
 
 def test_what_a_killed_sweep_left_is_removed_unless_another_is_at_work(tmp_path: Path) -> None:
@@ -465,13 +464,10 @@ def test_what_a_killed_sweep_left_is_removed_unless_another_is_at_work(tmp_path:
     for folder in (team, hosts):
         folder.mkdir()
         (folder / "points").touch()
-    first, second = attendance.Attendance(), attendance.Attendance()
-    with claimed(tmp_path / ".sweeps/elsewhere.7"):
-        first.join(tmp_path)
+    with claimed(tmp_path / ".sweeps/elsewhere.7"), claims.registered(tmp_path):
         assert team.exists(), "it may be the other one's"
-        first.leave()
     os.utime(hosts, (0, 0))
-    second.join(tmp_path)
-    second.leave()
+    with claims.registered(tmp_path):
+        pass
     assert not team.exists()
     assert not hosts.exists()

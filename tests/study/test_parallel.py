@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,10 @@ from bsweep.launch import environment, seats
 from bsweep.launch.seats import Seats, Size
 from bsweep.launch.stop import Signals
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import Newer, read_meta, read_records
-from bsweep.study import attempts, branching, commands, parallel, states
+from bsweep.runlog.reading import read_meta, read_records
+from bsweep.study import branching, commands, parallel, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import timed
-from bsweep.study.progress import Progress
 from tests.launch.test_team import numbers
 from tests.study.test_operating import status
 from tests.study.test_run import runs, wait_for_records
@@ -140,41 +140,28 @@ def sized(monkeypatch: pytest.MonkeyPatch, num_cores: int, num_gpus: int = 0) ->
 def test_nothing_begins_once_a_signal_has_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = []
-
-    def run_one(config: RunConfig, *_: Any) -> str:
-        started.append(config)
-        signal.raise_signal(signal.SIGINT)
-        return "interrupted"
+    def run_point(index: int, _: object) -> str:
+        (tmp_path / str(index)).touch()
+        os.kill(os.getppid(), signal.SIGINT)  # which this process gets from its parent process
+        time.sleep(60)
+        return "completed"
 
     sized(monkeypatch, 1)
-    configs = [point(1, f"results_dir={tmp_path}", f"seed={seed}") for seed in range(3)]
     with pytest.raises(KeyboardInterrupt):
-        parallel.run_at_once(configs, Progress(3), run_one)
-    assert started == configs[:1]
+        parallel.run_at_once([point(1, f"seed={seed}") for seed in range(3)], run_point)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
-def test_a_point_that_cannot_be_skipped_or_run_fails_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def result_of(config: RunConfig) -> str | None:
-        if config.num_workers == 1:
-            raise Newer("written by a newer bsweep")
-        return "completed" if config.num_workers == 2 else None
+def test_a_point_whose_process_is_killed_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_point(index: int, _: object) -> str:
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "completed"
 
-    def run_one(config: RunConfig, *_: Any) -> str:
-        if config.num_workers == 4:
-            return "completed"
-        raise RuntimeError("nobody expects it")
-
-    sized(monkeypatch, 8)
-    monkeypatch.setattr(attempts, "result_of", result_of)
-    configs = [point(count, "launch.threads_per_worker=1") for count in (1, 2, 3, 4)]
-    statuses = parallel.run_at_once(configs, Progress(4), run_one)
-    assert statuses == ["failed", "failed", "failed", "completed"]
-    said = capsys.readouterr().err
-    assert said.count("a point could not be run") == 3
-    assert said.count("RuntimeError: ") == 2, "of Newer a line is enough"
+    sized(monkeypatch, 2)
+    configs = [point(1, "launch.threads_per_worker=1", f"seed={seed}") for seed in range(4)]
+    statuses = parallel.run_at_once(configs, run_point)
+    assert statuses == ["completed", "failed", "completed", "completed"]
 
 
 def test_signals_are_left_alone_by_threads_that_none_comes_to() -> None:
@@ -236,20 +223,19 @@ def test_points_without_room_for_two_run_in_turn_with_a_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sized(monkeypatch, 2)
-    assert not parallel.is_possible([point(1), point(2)])
-    said = parallel.why_not([point(1), point(2)])
-    assert "2 cores" in said
-    assert "launch.threads_per_worker=1" in said
+    reason = parallel.why_in_turn([point(1), point(2)]) or ""
+    assert "2 cores" in reason
+    assert "launch.threads_per_worker=1" in reason
     narrow = [point(1, "launch.threads_per_worker=1"), point(2, "launch.threads_per_worker=1")]
-    assert not parallel.is_possible(narrow)
-    assert "launch.threads_per_worker" not in parallel.why_not(narrow)
-    assert parallel.is_possible([*narrow, narrow[0]])
-    assert not parallel.why_not([*narrow, narrow[0]])
-    assert not parallel.why_not(narrow[:1]), "one point has no others"
+    reason = parallel.why_in_turn(narrow) or ""
+    assert reason
+    assert "launch.threads_per_worker" not in reason
+    assert parallel.why_in_turn([*narrow, narrow[0]]) is None
+    assert parallel.why_in_turn(narrow[:1]) == "", "one point has no others"
     alone = compose("local_batch=8", "launch.threads_per_worker=1")
-    assert not parallel.is_possible([*narrow, alone])
+    assert parallel.why_in_turn([*narrow, alone]) == ""
     sized(monkeypatch, 8, num_gpus=1)
-    assert "1 GPU and 8 cores" in parallel.why_not([point(1), point(1)])
+    assert "1 GPU and 8 cores" in (parallel.why_in_turn([point(1), point(1)]) or "")
 
 
 def test_points_at_once_are_refused_inside_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,5 +342,5 @@ def test_a_run_that_goes_on_from_one_beside_others_says_so(
     save_checkpoint(source)
     branch = RunPaths(tmp_path / "branch")
     branch.folder.mkdir()
-    branching.begin(compose("local_batch=16", f"resume_from={source.folder}"), branch)
-    assert bool(read_meta(branch).get("beside_others")) == (meta is BESIDE)
+    config = compose("local_batch=16", f"resume_from={source.folder}")
+    assert branching.begin(config, branch) == (meta is BESIDE)

@@ -6,15 +6,18 @@ import io
 import itertools
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from bsweep import launch
 from bsweep.config.run import RunConfig
 from bsweep.launch import Outcome
 from bsweep.runlog.files import RunPaths
-from bsweep.study.progress import Output, Progress
+from bsweep.study import side_runs
+from bsweep.study.progress import Progress
 from tests.support.running import TINY, compose
 
 POINT = (*TINY, "model=tiny_cnn", "local_batch=8", "num_workers=2")
@@ -111,16 +114,22 @@ def test_records_that_were_cut_are_not_said_again(
     assert said == ["1", "2", "4"]
 
 
-def test_what_workers_print_is_told_line_by_line(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    output = Output(paths, 2)
-    assert output.new_lines() == []
-    paths.rank_logs(1).mkdir(parents=True)
-    with (paths.rank_logs(1) / "stdout").open("ab", buffering=0) as file:
-        file.write(b"a\n\nb")
-        assert output.new_lines() == ["worker 1: a"]
-        file.write(b"c\n")
-        assert output.new_lines() == ["worker 1: bc"]
+def test_what_workers_print_is_told_line_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launched(_: RunConfig, paths: RunPaths, show: Callable[[], None], *__: str) -> Outcome:
+        paths.rank_logs(1).mkdir(parents=True)
+        with (paths.rank_logs(1) / "stdout").open("ab", buffering=0) as file:
+            file.write(b"a\n\nb")
+            show()
+            assert lines == ["worker 1: a"]
+            file.write(b"c\n")
+        return Outcome("failed")
+
+    lines: list[str] = []
+    monkeypatch.setattr(launch, "launch", launched)
+    side_runs.probe(compose(*POINT, f"results_dir={tmp_path}"), lines.append)
+    assert lines == ["worker 1: a", "worker 1: bc"]
 
 
 def test_a_resumed_run_shows_only_what_it_trains_now(

@@ -14,7 +14,7 @@ from bsweep.cli import study_commands
 from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.locks import claimed
 from bsweep.study import overview
-from bsweep.study.attendance import claim_of_run
+from bsweep.study.claims import claim_of_run
 from bsweep.study.watching import Watched
 from tests.runlog.test_readers import STEP
 from tests.support.synthetic_study import write_run, write_study

@@ -28,7 +28,7 @@ from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.data import augment
 from bsweep.numerics.vector import Vector, layout
-from bsweep.runlog.checkpoint_files import checkpoints, cut_records
+from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.errors import Stopped
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
@@ -164,7 +164,7 @@ def break_off(folder: Path, saved_after: int, broken_after: int, **job: Any) -> 
     paths = RunPaths(folder)
     if Place.from_environment().rank == 0:
         (saved,) = checkpoints(paths)
-        cut_records(paths, (saved.facts() or {})["metrics_bytes"])
+        os.truncate(paths.metrics, (saved.facts() or {})["metrics_bytes"])
 
 
 def do_nothing(job: Job) -> None:

@@ -36,7 +36,7 @@ from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.words import duration
-from bsweep.study import attendance, checks
+from bsweep.study import checks, claims
 
 logger = terminal.logger(__name__)
 
@@ -276,14 +276,10 @@ def _key(config: RunConfig, way: str) -> Key:
 
 
 def _led(search: Search, larger: LargerClusters, as_json: bool, is_verbose: bool) -> int:
-    present = attendance.Attendance()
     search.study_dir.mkdir(parents=True, exist_ok=True)
     checks.refuse_newer(search.study_dir)
-    present.join(search.study_dir)
-    try:
+    with claims.registered(search.study_dir):
         choice = search.lead()
-    finally:
-        present.leave()
     return _tell(search, choice, larger, as_json, is_verbose)
 
 

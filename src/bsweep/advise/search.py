@@ -57,8 +57,9 @@ from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested, reque
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.records import adapter
 from bsweep.runlog.values import Amount
-from bsweep.study import attempts, commands, side_runs, states
+from bsweep.study import commands, side_runs, states
 from bsweep.study.progress import Progress
+from bsweep.study.run_point import StopRequested, paths_of, run_point
 
 logger = terminal.logger(__name__)
 
@@ -467,7 +468,7 @@ class Search:
         for config in self.cells[cell]:
             if _rate(config) != rate and not math.isnan(rate):
                 continue
-            paths = attempts.paths_of(config)
+            paths = paths_of(config)
             if states.state_of_run(paths.folder).status in _LEFT:
                 facts = next((one.facts() for one in checkpoints(paths)), None)
                 found.append((config, float(facts["num_steps"]) if facts else 0.0))
@@ -505,7 +506,7 @@ class Search:
             self.run_ids.append(config.run_id)
             self._keep()
         status = _train(config, self.doubts[config.run_id], max(1.0, seconds))
-        message = states.state_of_run(attempts.paths_of(config).folder).message
+        message = states.state_of_run(paths_of(config).folder).message
         if status == "out_of_memory":
             self._does_not_fit(cell, 0.0, message or status)
             self._keep()
@@ -608,12 +609,12 @@ def _train(config: RunConfig, doubts: list[str], seconds: float) -> str:
         return launch.launch(config, paths, poll)
 
     try:
-        return attempts.run_point(config, doubts, progress, within)
-    except attempts.StopRequested as stop:
+        return run_point(config, doubts, progress, within)
+    except StopRequested as stop:
         if not asked or stop.by_signal:
             raise
         # The run may have ended by itself meanwhile.
-        status = states.state_of_run(attempts.paths_of(config).folder).status
+        status = states.state_of_run(paths_of(config).folder).status
         if status == "interrupted":
             say("the run stops here, at a checkpoint from which it can resume")
         return status

@@ -121,8 +121,8 @@ def _train(arguments: Sequence[str], again: _Again | None = None) -> tuple[int, 
             return hydra_grid.answer_flags("bsweep run", typed), set()
         sys.argv = ["bsweep run", *typed.arranged]  # the runs' records hold this command
         configs = hydra_grid.composed(typed)
-        with again(configs) if again else Sweep(configs, arguments) as sweep:
-            statuses = sweep.run()
+        sweep = again(configs) if again else Sweep(configs, arguments)
+        statuses = sweep.run()
     except (ConfigError, OSError) as error:
         if isinstance(error, OSError) and not is_full(error):
             raise

@@ -15,7 +15,7 @@ from bsweep.core import terminal
 from bsweep.core.ranks import Place, inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG, end_with_reader
 from bsweep.core.words import counted, first_of
-from bsweep.study import attendance, commands, overview, states
+from bsweep.study import claims, commands, overview, states
 from bsweep.study.commands import Command
 from bsweep.study.watching import Watched
 
@@ -64,18 +64,18 @@ def stop(arguments: Sequence[str]) -> int:
     """
     study_dir = _parser("stop").parse_args(arguments).study
     overview.of_study(study_dir)  # raises ValueError if this is not a study
-    asked = attendance.sweeps(study_dir)
+    asked = claims.sweeps(study_dir)
     if not asked:
         raise ValueError(f"{study_dir}: no sweep is at work, so there is nothing to stop.")
     for sweep in asked:
-        attendance.ask_to_stop(study_dir, sweep)
+        claims.ask_to_stop(study_dir, sweep)
     logger.info(
         f"asked {counted(len(asked), 'sweep')} to stop; waiting until they have saved and ended"
     )
-    while set(asked) & set(attendance.sweeps(study_dir)):
+    while set(asked) & set(claims.sweeps(study_dir)):
         time.sleep(_STOP_POLL_SECONDS)
     rows, source = overview.of_study(study_dir)
-    print(overview.status_text(study_dir, rows, source, attendance.sweeps(study_dir)))
+    print(overview.status_text(study_dir, rows, source, claims.sweeps(study_dir)))
     return 0
 
 

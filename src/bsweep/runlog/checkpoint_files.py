@@ -136,10 +136,10 @@ def soundest(paths: RunPaths) -> tuple[Checkpoint | None, str]:
     """
     damage = ""
     for checkpoint in _all(paths):
-        found = checkpoint.damage(paths.metrics)
-        damage = damage or found
-        if not found and checkpoint.facts():
+        problem = checkpoint.damage(paths.metrics)
+        if not problem and checkpoint.facts():
             return checkpoint, damage
+        damage = damage or problem
     return None, damage
 
 
@@ -172,31 +172,24 @@ def prune(paths: RunPaths) -> None:
 
 
 def keep_until(paths: RunPaths, checkpoint: Checkpoint) -> None:
-    """Remove a run's checkpoints later than the one from which it resumes, and those that `prune`
-    removes.
-
-    Also remove files that the user's own program saved later.
+    """Remove what a run wrote after the checkpoint from which it resumes: records, checkpoints, and
+    files that the user's own program saved. Also remove the checkpoints that `prune` removes.
     """
     for other in _all(paths):
         if other.folder.name > checkpoint.folder.name:
             other.remove()
     prune(paths)
-    names = (checkpoint.facts() or {}).get("sha256") or {}
-    kept = {(checkpoint.folder / name).resolve() for name in names}
+    facts = checkpoint.facts()
+    assert facts, checkpoint
+    if paths.metrics.exists() and paths.metrics.stat().st_size > facts["metrics_bytes"]:
+        os.truncate(paths.metrics, facts["metrics_bytes"])
+    kept = {(checkpoint.folder / name).resolve() for name in facts["sha256"]}
     for path in sorted(paths.program.rglob("*"), reverse=True):  # files before their folders
         if path.is_dir() and not path.is_symlink():
             if not any(path.iterdir()):
                 path.rmdir()
         elif path.resolve() not in kept:
             path.unlink()
-
-
-def cut_records(paths: RunPaths, num_bytes: int) -> None:
-    """Cut a run's `metrics.jsonl` after `num_bytes` bytes, so that it ends where a checkpoint was
-    saved.
-    """
-    if paths.metrics.exists() and paths.metrics.stat().st_size > num_bytes:
-        os.truncate(paths.metrics, num_bytes)
 
 
 def request_stop(paths: RunPaths) -> None:

@@ -4,6 +4,7 @@ other workers or batch sizes.
 
 from __future__ import annotations
 
+import operator
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,14 +13,8 @@ from pathlib import Path
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
 from bsweep.config.values import ConfigError, flatten, show
-from bsweep.runlog.checkpoint_files import (
-    Checkpoint,
-    checkpoints,
-    crc32_of_records,
-    cut_records,
-    soundest,
-)
-from bsweep.runlog.files import RunLog, RunPaths, write_json
+from bsweep.runlog.checkpoint_files import Checkpoint, checkpoints, crc32_of_records, soundest
+from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.reading import read_meta
 from bsweep.runlog.records import Continued
 
@@ -29,28 +24,27 @@ _MAY_DIFFER = (
     "checkpoint_every", "keep_weights", "resume_from", "launch.", "strategy.", "allocation.",
     "model.weights", "data.download", "trackers",
 )  # fmt: skip
+_SIZES = operator.attrgetter("examples_per_step", "num_workers", "accumulation_steps")
 
 
 def check_branch(config: RunConfig) -> None:
     """Raise ConfigError if a point cannot continue the run that its `resume_from` names."""
-    if config.resume_from is None:
-        return
-    folder = Path(config.resume_from).expanduser()
+    folder = Path(config.resume_from or "").expanduser()
     if not (folder / "config.yaml").exists():
         raise ConfigError(
             f"resume_from={folder} is not the folder of a run. Give a folder such as "
             "results/STUDY/RUN."
         )
-    problems = [
-        f"resume_from={folder}: {problem}" for problem in _problems(config, RunPaths(folder))
-    ]
-    if problems:
-        raise ConfigError(*problems)
+    if problems := [*_problems(config, RunPaths(folder))]:
+        raise ConfigError(*(f"resume_from={folder}: {problem}" for problem in problems))
 
 
-def begin(config: RunConfig, paths: RunPaths) -> None:
+def begin(config: RunConfig, paths: RunPaths) -> bool:
     """Copy the latest checkpoint without damage of the run that `resume_from` names, and the
     records until that checkpoint, to the folder of a new run.
+
+    Returns:
+        True if other points ran beside that run, whose times the copied records have.
 
     Raises:
         ValueError: If that run has no checkpoint without damage.
@@ -67,34 +61,29 @@ def begin(config: RunConfig, paths: RunPaths) -> None:
     for file in latest.folder.iterdir():
         if file.name != "complete.json":  # the mark, which comes last
             shutil.copyfile(file, copied.folder / file.name)  # its mode is the umask's
-    shutil.copyfile(source.metrics, paths.metrics)
-    cut_records(paths, facts["metrics_bytes"])
-    if read_meta(source).get("beside_others"):  # the copied records have its times
-        write_json(paths.meta, {"beside_others": True})
-    before = (
-        f"until step {facts['num_steps']}, in epoch {facts['epoch']}, it was {source.folder.name}"
+    paths.metrics.write_bytes(source.metrics.read_bytes()[: facts["metrics_bytes"]])
+    name, num_steps = source.folder.name, facts["num_steps"]
+    event = Continued(
+        message=f"until step {num_steps}, in epoch {facts['epoch']}, it was {name}: times until "
+        "that step are those of its workers",
+        branch_of=name,
+        num_steps=num_steps,
+        train_seconds=facts["train_seconds"],
     )
     with RunLog(paths.metrics) as log:
-        log.write(
-            Continued(
-                message=f"{before}: times until that step are those of its workers",
-                branch_of=source.folder.name,
-                num_steps=facts["num_steps"],
-                train_seconds=facts["train_seconds"],
-            )
-        )
+        log.write(event)
     num_bytes = paths.metrics.stat().st_size
     crc32 = crc32_of_records(paths.metrics, num_bytes)
     copied.complete({**facts, "metrics_bytes": num_bytes, "metrics_crc32": crc32})
+    return bool(read_meta(source).get("beside_others"))
 
 
 def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
     other = read_config(source.config)
     if not checkpoints(source):
         yield (
-            "that run has no complete checkpoint. bsweep removes the checkpoints of runs that "
-            "completed or diverged: give a run that was interrupted after it had saved a "
-            "checkpoint."
+            "that run has no complete checkpoint, as runs that completed or diverged: give a run "
+            "that was interrupted after it had saved one."
         )
     both = config.strategy.can, other.strategy.can
     are_alike = config.strategy.name == other.strategy.name
@@ -102,14 +91,13 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
         for run, whose in ((config, "this run's"), (other, "that run's")):
             if not run.strategy.can.replicates or run.compression.builds:
                 yield (
-                    f"with {whose} strategy={run.strategy.name} and "
-                    f"compression={run.compression.name}, bsweep does not assume that all workers "
-                    "have the same state, so no other workers can continue the run: use single, "
-                    "horovod, allreduce or ddp, with compression=none and without "
-                    "strategy.hook=powersgd, or the same of sharded, tensor and pipeline in both "
-                    "runs."
+                    f"with {whose} strategy={run.strategy.name} and compression="
+                    f"{run.compression.name}, workers differ in their state, so no other workers "
+                    "can continue the run: use single, horovod, allreduce or ddp, with "
+                    "compression=none and without strategy.hook=powersgd, or the same of sharded, "
+                    "tensor and pipeline in both runs."
                 )
-    if not config.batching.goes_on_elsewhere and _sizes(config) != _sizes(other):
+    if not config.batching.goes_on_elsewhere and _SIZES(config) != _SIZES(other):
         yield (
             f"batching={config.batching.name} chose its batch sizes for the global batch, "
             "num_workers and accumulation_steps of that run, and this run has others. Give the "
@@ -123,7 +111,3 @@ def _problems(config: RunConfig, source: RunPaths) -> Iterator[str]:
                 f"that run has {key}={show(there.get(key))}, but this run has "
                 f"{show(here.get(key))}: give the same value."
             )
-
-
-def _sizes(config: RunConfig) -> tuple[int, ...]:
-    return config.examples_per_step, config.num_workers, config.accumulation_steps

@@ -4,6 +4,7 @@ sweep can run.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Damaged, read_summary
 from bsweep.strategies.sharding import check_sharding
 from bsweep.study import branching
-from bsweep.study.attempts import paths_of, result_of
+from bsweep.study.run_point import paths_of, result_of
 from bsweep.trackers import check_trackers
 
 
@@ -49,11 +50,8 @@ def check_point(config: RunConfig) -> list[str]:
         raise ConfigError(str(error)) from None
     _refuse_large_batch(config, info.num_train)
     if config.strategy.can.takes_local_steps:
-        each = (
-            batch * steps
-            for batch, steps in zip(config.worker_batches, config.local_steps, strict=True)
-        )
-        if (per_round := sum(each)) > info.num_train:
+        per_round = sum(map(operator.mul, config.worker_batches, config.local_steps))
+        if per_round > info.num_train:
             warnings.append(
                 f"a round of {per_round} examples is longer than an epoch of {info.num_train}, and "
                 "workers synchronise at the end of each epoch: they never take all local steps "
@@ -125,13 +123,13 @@ def check_all(configs: Iterable[RunConfig]) -> list[list[str]]:
 
 
 def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
-    """Return the reasons why named hosts cannot run those of the given points that have no result
-    yet; return none inside horovodrun.
+    """Return the reasons why named hosts cannot run the given points; return none inside
+    horovodrun.
     """
     if inside_horovodrun():
         return []
     try:
-        return preflight.problems(config for config in configs if not result_of(config))
+        return preflight.problems(configs)
     except OSError as error:
         return [f"results_dir: {error}."]
 

@@ -5,10 +5,8 @@ live line that is updated in place.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import from_json
@@ -21,25 +19,12 @@ from bsweep.config.batching import FIXED
 from bsweep.config.run import RunConfig
 from bsweep.core import terminal
 from bsweep.core.following import GrowingFile
-from bsweep.core.words import counted, duration
+from bsweep.core.words import counted, duration, joined
 from bsweep.launch.outcome import Outcome
 from bsweep.runlog.files import RunPaths
 from bsweep.trackers import live
 
 _REFRESH_SECONDS = 0.2
-
-
-@dataclass
-class _Sweep:
-    """The counts that the displays of all points of a sweep share, such as the number of points
-    that have begun.
-    """
-
-    num_points: int
-    num_done: int = 0  # points that have begun count, too
-    # Points that run at once have a thread each.
-    counting: threading.Lock = field(default_factory=threading.Lock)
-    seconds_of_done: list[float] = field(default_factory=list)
 
 
 class Progress:
@@ -51,9 +36,11 @@ class Progress:
 
     def __init__(self, num_points: int, console: Console | None = None) -> None:
         self._console = console or terminal.console()
-        self._sweep = _Sweep(num_points)
-        self._number = 0  # the current point's number
-        self._is_again = self._is_beside = False
+        self._num_points = num_points
+        self.num_done = 0
+        """The number of points that were skipped or have begun; the last one's number, too."""
+        self._is_beside = False
+        self._seconds: dict[int, float] = {}  # of points that have ended, by their numbers
         self._live = progress.Progress(
             progress.BarColumn(bar_width=20),
             # A column of its own wraps the line on a narrow terminal, where the default cuts it.
@@ -66,59 +53,58 @@ class Progress:
         )
         self._line = self._live.add_task("", total=1.0)
 
-    def beside(self) -> Progress:
-        """Return another display of the same sweep, for a point that runs at the same time as other
-        points.
+    def be_beside(self, num_done: int) -> None:
+        """Show a point that runs at the same time as other points, which other processes show.
 
-        Each line of the new display names the number of the point.
+        Each of its lines has its number, and there is no live line.
         """
-        one = Progress(0, self._console)
-        one._sweep, one._is_beside = self._sweep, True
-        return one
+        self.num_done, self._is_beside = num_done, True
 
     def say(self, line: str) -> None:
         """Print a line that concerns the whole sweep."""
         self._console.print(Text(line))
 
     def skip(self, config: RunConfig, why: str) -> None:
-        self._count_point()
-        self._say(f"{config.study_dir / config.run_id}: skipped, {why}")
-
-    def put_off(self, config: RunConfig, why: str) -> None:
-        """Print that the sweep postpones a point, and why.
-
-        The point gets its number only when it begins.
-        """
-        self.say(f"{config.study_dir / config.run_id}: postponed, {why}")
+        self.num_done += 1
+        self.note(f"{config.study_dir / config.run_id}: skipped, {why}", indent="")
 
     def give_up(self, config: RunConfig, why: str) -> None:
         """Print that a point was interrupted because its files could not be written; `why` is the
         message to show.
         """
         self._end_live_line()
-        self._say(f"  {config.study_dir / config.run_id}: interrupted: {why}")
+        self.note(f"{config.study_dir / config.run_id}: interrupted: {why}")
 
-    def begin(self, config: RunConfig, paths: RunPaths, warnings: list[str]) -> None:
-        self._config, self._paths = config, paths
+    def note(self, line: str, indent: str = "  ") -> None:
+        """Print a line that concerns the current run."""
+        has_number = self._is_beside or not indent
+        number = f"[{self.num_done}/{self._num_points}] " if has_number else ""
+        self.say(f"{number}{indent}{line}")
+
+    def begin(
+        self, config: RunConfig, paths: RunPaths, warnings: list[str], *, is_retry: bool = False
+    ) -> None:
+        """Show the beginning of a run, and the records of earlier attempts."""
+        self._config, self._paths, self._warnings = config, paths, warnings
         self._records = GrowingFile(paths.metrics)
         self._tokens_per_example: int | None = None
         self._latest: dict[str, Any] = {"epoch": 0}
-        self._scores: dict[str, Any] = {}
-        self._of_target: list[float] = []  # all evaluations by the target's metric
+        self._scores: dict[str, list[float]] = {}  # of evaluations; without them, of epochs
         self._has_evaluations = False
-        self._rounds_done = 0
+        self._rounds_done, self._polled_at = 0, 0.0
         self._max_rounds, self._max_seconds = config.strategy.ends_after
-        self._began_at = time.monotonic()
-        self._polled_at = 0.0
-        self._trained_at = self._began_at
-        if not self._is_again:
-            self._count_point()
-        self._is_again = False
-        self._say(f"{paths.folder}: {self._describe()}")
-        self._said_warnings = warnings
+        self._began_at = self._trained_at = time.monotonic()
+        self.num_done += not is_retry
+        self.note(f"{paths.folder}: {self._describe()}", indent="")
         for warning in warnings:
-            self._say(f"  warning: {warning}")
-        self._read_earlier()
+            self.note(f"warning: {warning}")
+        earlier = self._new_records()
+        live.begin(config, paths, earlier)
+        for record in earlier:
+            self._keep(record)
+        self._share_before = self._share_done()
+        if resumed := [one["message"] for one in earlier if one.get("event") == "resumed"]:
+            self.note(resumed[-1])
         if self._has_live_line:
             self._update_live_line()
             self._live.start()
@@ -128,40 +114,56 @@ class Progress:
 
         A call is cheap enough to be made after every step.
         """
-        if time.monotonic() - self._polled_at < _REFRESH_SECONDS:
-            return
-        self._polled_at = time.monotonic()
-        self._show()
+        if time.monotonic() - self._polled_at >= _REFRESH_SECONDS:
+            self._polled_at = time.monotonic()
+            self._show()
 
-    def _read_earlier(self) -> None:
-        """Read the records that earlier attempts have written, and print where the run resumes."""
-        resumed = ""
-        earlier = self._new_records()
-        live.begin(self._config, self._paths, earlier)
-        for record in earlier:
-            self._keep(record)
-            if record.get("event") == "resumed":
-                resumed = record["message"]
-        self._share_before = self._share_done()
-        if resumed:
-            self._say(f"  {resumed}")
+    def end(self, outcome: Outcome) -> None:
+        self._show()
+        live.copy(self._config, self._paths, None)
+        self._end_live_line()
+        self._seconds[self.num_done] = time.monotonic() - self._began_at
+        first, *rest = outcome.message.splitlines() or [""]
+        time_taken = duration(self._seconds[self.num_done])
+        self.note(f"{outcome.status} after {time_taken}" + (f": {first}" if first else ""))
+        for line in rest:
+            self.note(f"| {line}")
+        target = self._config.target
+        if target and (scores := self._scores.get(target.metric)):
+            median = target.best_median(scores)
+            decides = (
+                "a target needs two evaluations"
+                if math.isnan(median)
+                else f"{_number(median)} as the best median of three evaluations, which decides "
+                f"about the target {target.value:g}"
+            )
+            self.note(f"{target.score}: {_number(scores[-1])} in the last evaluation, {decides}")
+
+    def _new_records(self) -> list[dict[str, Any]]:
+        lines = self._records.new_lines()
+        if lines is None:  # workers cut lines to write them anew: the rest was shown
+            self._records.new_lines()
+        records = []
+        for line in lines or ():
+            with suppress(ValueError):  # a damaged line is skipped: reports name it
+                records.append(from_json(line))
+        return records
 
     def _keep(self, record: dict[str, Any]) -> None:
         """Store those values of a record that later lines of the display show."""
-        if record["type"] == "start":
+        kind = record["type"]
+        if kind == "start":
             self._tokens_per_example = record["tokens_per_example"]
-        elif record["type"] in ("step", "epoch"):
+        elif kind in ("step", "epoch"):
             self._latest = record
-        elif record["type"] == "round":
+        elif kind == "round":
             self._rounds_done = record["round"]
-        if record["type"] in ("evaluation", "epoch"):
-            names = ("test_loss", "test_accuracy")
-            self._scores |= {name: record[name] for name in names if record.get(name) is not None}
         # Without evaluations within epochs, those at the ends of epochs have no records.
-        self._has_evaluations |= record["type"] == "evaluation"
-        of_target = "evaluation" if self._has_evaluations else "epoch"
-        if (target := self._config.target) and record["type"] == of_target:
-            self._of_target += [record[target.metric]] * (record[target.metric] is not None)
+        if kind == "evaluation" or (kind == "epoch" and not self._has_evaluations):
+            self._has_evaluations |= kind == "evaluation"
+            for name in ("test_loss", "test_accuracy"):
+                if record.get(name) is not None:
+                    self._scores.setdefault(name, []).append(record[name])
 
     def _show(self) -> None:
         for record in self._new_records():
@@ -169,35 +171,40 @@ class Progress:
             self._keep(record)
             if record["type"] == "start":
                 self._trained_at = time.monotonic()
-            elif (
-                record["type"] == "event"
-                and record["event"] == "warning"
-                and record["message"] not in self._said_warnings
-            ):
-                self._say(f"  warning: {record['message']}")
-            if record["type"] == "epoch":
-                self._say(
-                    f"  {self._count(record['epoch'])}: {record['train_seconds']:.1f} s, "
+            elif record.get("event") == "warning" and record["message"] not in self._warnings:
+                self.note(f"warning: {record['message']}")
+            elif record["type"] == "epoch":
+                self.note(
+                    f"{self._count(record['epoch'])}: {record['train_seconds']:.1f} s, "
                     f"{self._rate(record['images_per_second'])}, train loss "
                     f"{_number(record['train_loss'])}, {self._config.evaluated_part} accuracy "
-                    f"{_number(record['test_accuracy'])}{self._eta()}"
+                    f"{_number(record['test_accuracy'])}{self._time_left()}"
                 )
         if self._has_live_line:
             self._update_live_line()
 
     @property
     def _has_live_line(self) -> bool:
-        """True if the display has a live line, which is updated in place on a terminal.
-
-        Points that run at once have none, as the line shows a single point.
-        """
+        """True if the display has a live line, which is updated in place on a terminal."""
         return self._console.is_interactive and not self._is_beside
 
     def _update_live_line(self) -> None:
+        """Show the point's number, its description, its epoch, its speed, its score and the time
+        that is left.
+        """
+        target, rate = self._config.target, self._latest.get("images_per_second")
+        scores = self._scores.get(target.metric) if target else None
+        line = [
+            f"point {self.num_done}/{self._num_points}",
+            self._describe(),
+            self._count(min(self._config.epochs, int(self._epochs_done()) + 1)),
+            self._rate(rate) if rate else "starting",
+            f"{_number(scores[-1])} of {target.value:g}" if target and scores else "",
+        ]
         self._live.update(
             self._line,
             completed=self._share_done(),
-            description=self._status_line(),
+            description=joined(line, "  ") + self._time_left(),
             refresh=True,
         )
 
@@ -205,86 +212,24 @@ class Progress:
         if self._live.live.is_started:
             self._live.stop()
 
-    def _count_point(self) -> None:
-        with self._sweep.counting:
-            self._sweep.num_done += 1
-            self._number = self._sweep.num_done
-
-    def once_more(self) -> None:
-        """Tell the display that the last point is started again, because of a retry."""
-        self._is_again = True
-        self._sweep.seconds_of_done.remove(self._seconds)
-
-    def note(self, line: str) -> None:
-        """Print a line that concerns the current run."""
-        self._say(f"  {line}")
-
-    def end(self, outcome: Outcome) -> None:
-        self._show()
-        live.copy(self._config, self._paths, None)
-        self._end_live_line()
-        self._seconds = time.monotonic() - self._began_at
-        self._sweep.seconds_of_done.append(self._seconds)
-        first, *rest = outcome.message.splitlines() or [""]
-        self._say(
-            f"  {outcome.status} after {duration(self._seconds)}" + (f": {first}" if first else "")
-        )
-        for line in rest:
-            self._say(f"  | {line}")
-        if (target := self._config.target) and self._of_target:
-            median = target.best_median(self._of_target)
-            decides = (
-                "a target needs two evaluations"
-                if math.isnan(median)
-                else f"{_number(median)} as the best median of three evaluations, which decides "
-                f"about the target {target.value:g}"
-            )
-            self._say(
-                f"  {target.score}: {_number(self._of_target[-1])} in the last evaluation, "
-                f"{decides}"
-            )
-
-    def _say(self, line: str) -> None:
-        is_of_point = self._is_beside or not line.startswith(" ")
-        prefix = f"[{self._number}/{self._sweep.num_points}] " if is_of_point else ""
-        self._console.print(Text(prefix + line))
-
     def _describe(self) -> str:
-        c, given = self._config, self._config.allocation
+        config, given = self._config, self._config.allocation
         local_batches = ", ".join(map(str, given.local_batches or ()))
-        batches = f"es {local_batches}" if local_batches else f" {c.examples_per_pass}"
-        local_steps = ", ".join(map(str, given.local_steps or ()))
-        steps = f", local steps {local_steps}" if local_steps else ""
-        allocated = f", {given.name}" if given.name != "uniform" else ""
-        allocated += f", batching {c.batching.name}" if c.batching != FIXED else ""
-        ends = [counted(self._max_rounds, "round")] if self._max_rounds else []
-        ends += [f"{self._max_seconds:g} s"] if self._max_seconds else []
-        most = " or ".join(ends) or counted(c.epochs, "epoch")
-        target = f", target {c.target}" if c.target else ""
-        workers = counted(c.num_workers, "worker")
-        return (
-            f"local batch{batches}{steps}, {workers}, {c.strategy.name}{allocated}, {most}{target}"
-        )
-
-    def _status_line(self) -> str:
-        rate = self._latest.get("images_per_second")
-        epoch = min(self._config.epochs, int(self._epochs_done()) + 1)
-        return (
-            f"point {self._number}/{self._sweep.num_points}  {self._describe()}  "
-            f"{self._count(epoch)}"
-            + (f"  {self._rate(rate)}" if rate else "  starting")
-            + self._score()
-            + self._eta()
-        )
-
-    def _score(self) -> str:
-        """Return a text with the run's latest value of the metric that its target names, and the
-        target; empty without a target or before the first evaluation.
-        """
-        target = self._config.target
-        if not target or target.metric not in self._scores:
-            return ""
-        return f"  {_number(self._scores[target.metric])} of {target.value:g}"
+        most = [counted(self._max_rounds, "round")] if self._max_rounds else []
+        most += [f"{self._max_seconds:g} s"] if self._max_seconds else []
+        facts = [
+            f"local batches {local_batches}"
+            if local_batches
+            else f"local batch {config.examples_per_pass}",
+            f"local steps {', '.join(map(str, given.local_steps))}" if given.local_steps else "",
+            counted(config.num_workers, "worker"),
+            config.strategy.name,
+            given.name if given.name != "uniform" else "",
+            f"batching {config.batching.name}" if config.batching != FIXED else "",
+            " or ".join(most) or counted(config.epochs, "epoch"),
+            f"target {config.target}" if config.target else "",
+        ]
+        return joined(facts, ", ")
 
     def _rate(self, examples_per_second: float) -> str:
         if self._tokens_per_example:
@@ -318,52 +263,24 @@ class Progress:
         seconds = (time.monotonic() - self._trained_at) / (self._max_seconds or math.inf)
         return min(1.0, max(epochs, rounds, seconds)) if epochs else 0.0
 
-    def _eta(self) -> str:
+    def _time_left(self) -> str:
         """Return a text with the estimated time that is left, of the whole sweep or only of this
         point; empty while no estimate is possible.
 
-        This run's part is estimated from its own pace. The part of the other points is estimated
-        from the mean time of those that are done.
+        This run's time is estimated from its own pace, and that of the other points from the mean
+        time of those that are done.
         """
         done = self._share_done()
         if done <= self._share_before:
             return ""
         pace = (time.monotonic() - self._trained_at) / (done - self._share_before)
-        here = pace * (1 - done)
-        others, known = self._sweep.num_points - self._sweep.num_done, self._sweep.seconds_of_done
+        seconds, others = pace * (1 - done), self._num_points - self.num_done
         if not others and not self._is_beside:
-            return f", {duration(here)} left"
-        if not known or self._is_beside:
-            return f", {duration(here)} left of this point"
-        mean = sum(known) / len(known)
-        return f", about {duration(here + others * mean)} left"
-
-    def _new_records(self) -> list[dict[str, Any]]:
-        lines = self._records.new_lines()
-        if lines is None:  # workers cut lines to write them anew: the rest was shown
-            self._records.new_lines()
-        records = []
-        for line in lines or ():
-            with suppress(ValueError):  # a damaged line is skipped: reports name it
-                records.append(from_json(line))
-        return records
-
-
-class Output:
-    """The standard output of a run's workers, read while the workers print it."""
-
-    def __init__(self, paths: RunPaths, num_workers: int) -> None:
-        self._files = [GrowingFile(paths.rank_logs(rank) / "stdout") for rank in range(num_workers)]
-
-    def new_lines(self) -> list[str]:
-        """Return the complete lines that workers printed since the last call, each with its
-        worker's rank in front.
-        """
-        lines = []
-        for rank, file in enumerate(self._files):
-            text = b"\n".join(file.new_lines() or ()).decode(errors="replace")
-            lines += [f"worker {rank}: {line}" for line in text.splitlines()]
-        return lines
+            return f", {duration(seconds)} left"
+        if not self._seconds or self._is_beside:
+            return f", {duration(seconds)} left of this point"
+        seconds += others * sum(self._seconds.values()) / len(self._seconds)
+        return f", about {duration(seconds)} left"
 
 
 def _number(value: float | None) -> str:

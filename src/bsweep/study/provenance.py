@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -24,11 +25,12 @@ def provenance(config: RunConfig) -> dict[str, Any]:
 
     The facts help to explain why two runs differ that should have agreed.
     """
-    return {"hosts": config.launch.named_hosts, **_surroundings()}
+    return {"hosts": config.launch.named_hosts, **machine_facts()}
 
 
 @functools.cache  # asking git and the driver takes longer than a short point's first steps
-def _surroundings() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
+    """Return the facts about the origin of a run that are the same for all runs of a process."""
     return {
         "command": _command(),
         "host": platform.node(),
@@ -54,26 +56,19 @@ def _command() -> str:
 
 
 _PACKAGES = (
-    "bsweep",
-    "torch",
-    "torchvision",
-    "horovod",
-    "hydra-core",
-    "timm",
-    "tokenizers",
-    "numpy",
-)
+    "bsweep", "torch", "torchvision", "horovod", "hydra-core", "timm", "tokenizers", "numpy"
+)  # fmt: skip
 
 
 def _commit() -> dict[str, Any]:
     """Return the git commit of bsweep's checkout, and whether files were changed since; None for
     both without a checkout.
     """
-    folder = Path(__file__).parent
-    commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
-    if not commit or not _output("git", "-C", str(folder), "ls-files", Path(__file__).name):
+    git = ("git", "-C", str(Path(__file__).parent))
+    commit = _output(*git, "rev-parse", "HEAD")
+    if not commit or not _output(*git, "ls-files", Path(__file__).name):
         return {"commit": None, "dirty": None}
-    changed = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    changed = _output(*git, "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit[0], "dirty": bool(changed)}
 
 
@@ -88,8 +83,7 @@ def _output(*command: str) -> list[str]:
 
 def _cpu_model() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         return platform.processor()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.machine()
+    return model[1].strip() if model else platform.machine()

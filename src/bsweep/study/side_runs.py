@@ -16,14 +16,14 @@ from bsweep.config import user_code
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
+from bsweep.core.following import GrowingFile
 from bsweep.launch import Outcome
 from bsweep.launch.launcher import Entry
 from bsweep.runlog import profile_file
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import numbered, read_json, read_records
 from bsweep.runlog.shared_clock import file_system_time
-from bsweep.study.attempts import paths_of
-from bsweep.study.progress import Output
+from bsweep.study.run_point import paths_of
 
 TRIED_STEPS = 10
 
@@ -41,9 +41,9 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     paths = RunPaths(config.study_dir / ".probe")
     outcome = _launch_beside(config, paths, say, "bsweep.measure.probe_worker")
     if outcome.status == "completed":
-        found = read_json(paths.folder / "probe.json")
-        assert found, "the probe completed without an answer"
-        probes.write(config, found)
+        measured = read_json(paths.folder / "probe.json")
+        assert measured, "the probe completed without an answer"
+        probes.write(config, measured)
     return outcome
 
 
@@ -94,7 +94,7 @@ def try_out(
         The times; if the steps could not be timed, a text that says why.
     """
     # Other hosts must see the folder, too: it lies beside the results.
-    shared = next(one for one in config.study_dir.resolve().parents if one.exists())
+    shared = next(path for path in config.study_dir.resolve().parents if path.exists())
     with tempfile.TemporaryDirectory(
         prefix=".bsweep.", dir=shared if config.launch.named_hosts else None
     ) as folder:
@@ -103,23 +103,23 @@ def try_out(
         outcome = _launch_beside(short, paths, say, config.program.worker)
         seconds = time.monotonic() - began
         records, _ = read_records(paths.metrics)
-    epochs = numbered(records, "epoch")
-    if outcome.status != "completed" or not epochs:
+    epoch = next(iter(numbered(records, "epoch")), None)
+    if outcome.status != "completed" or epoch is None:
         return f"{outcome.status}: {outcome.message}"
-    train_seconds = float(epochs[0]["train_seconds"])
+    is_own, train_seconds = config.program.is_own, float(epoch["train_seconds"])
     start = next(record for record in records if record["type"] == "start")
     start_seconds = float(start["start_seconds"])
     evaluation_seconds = max(0.0, seconds - start_seconds - train_seconds)
-    examples = epochs[0]["images_per_second"] * train_seconds
-    steps = epochs[0]["num_steps"] if config.program.is_own else examples / config.examples_per_step
-    peaks = [one["peak_bytes"] or 0 for one in epochs[0].get("worker_memory") or ()]
+    examples = epoch["images_per_second"] * train_seconds
+    steps = epoch["num_steps"] if is_own else examples / config.examples_per_step
+    peaks = [memory["peak_bytes"] or 0 for memory in epoch.get("worker_memory") or ()]
     return Tried(
         train_seconds / steps,
         start_seconds + config.epochs * evaluation_seconds,
-        start["num_train"] if config.program.is_own else data.prepare(config.data).num_train,
+        start["num_train"] if is_own else data.prepare(config.data).num_train,
         max(peaks, default=0) or None,
         start["num_parameters"],
-        (epochs[0].get("sent_bytes") or 0) / steps,
+        (epoch.get("sent_bytes") or 0) / steps,
     )
 
 
@@ -146,11 +146,13 @@ def _launch_beside(
     user_code.save(config, paths.own)
     write_json(paths.meta, {"launched_at": file_system_time(paths.folder)})
     paths.metrics.touch()
-    output = Output(paths, config.num_workers)
+    outputs = [GrowingFile(paths.rank_logs(rank) / "stdout") for rank in range(config.num_workers)]
 
     def show() -> None:
-        for line in output.new_lines():
-            say(line)
+        for rank, output in enumerate(outputs):
+            text = b"\n".join(output.new_lines() or ()).decode(errors="replace")
+            for line in text.splitlines():
+                say(f"worker {rank}: {line}")
 
     outcome = launch.launch(config, paths, show, entry)
     show()

@@ -17,7 +17,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.following import Following
 from bsweep.runlog.reading import read_meta
 from bsweep.runlog.summary import read_ended
-from bsweep.study import attendance
+from bsweep.study import claims
 
 RESULTS = ("completed", "diverged", "out_of_memory")
 """The statuses with which a run, if repeated, would likely end again. Unless its files are damaged,
@@ -164,7 +164,7 @@ def _recorded(metrics: Path) -> _Recorded:
 
 def _under_way(paths: RunPaths) -> State:
     recorded = _recorded(paths.metrics)
-    is_running = attendance.is_run_claimed(paths.folder)
+    is_running = claims.is_run_claimed(paths.folder)
     return State(
         "running" if is_running else "interrupted",
         ""

@@ -1,7 +1,7 @@
 """A sweep: it checks all points of one command together, and then runs the chosen ones.
 
 Each point passes three stages: `bsweep.compose` makes it, `Sweep` checks and starts it, and
-`bsweep.study.attempts` turns it into a run. The sweep hands to `attempts` the function
+`bsweep.study.run_point` turns it into a run. The sweep hands to `run_point` the function
 that launches a point.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import time
+import traceback
 from collections.abc import Callable, Sequence, Set
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from bsweep import launch
 from bsweep.config.run import RunConfig
@@ -20,8 +21,10 @@ from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.whole_files import explained, is_full
 from bsweep.launch import team
-from bsweep.study import attempts, attendance, checks, commands, parallel
+from bsweep.runlog.reading import Damaged, Newer
+from bsweep.study import checks, claims, commands, parallel, states
 from bsweep.study.progress import Progress
+from bsweep.study.run_point import Launch, paths_of, result_of, run_point, set_aside, why_skipped
 from bsweep.trackers import live
 
 logger = terminal.logger(__name__)
@@ -32,8 +35,6 @@ _WAIT_SECONDS = 0.5  # for a point that another process runs
 class Sweep:
     """A sweep over the chosen points of a command: it checks all points when it is created, and
     runs the chosen ones later.
-
-    A sweep is entered by `with`, whose end stops the processes that the sweep started.
 
     Args:
         configs: All points of the command.
@@ -53,87 +54,60 @@ class Sweep:
         is_wanted: Callable[[RunConfig], bool] = lambda config: True,
         repeats: bool = False,
     ) -> None:
-        self._configs, self._typed, self._repeats = configs, typed, repeats
+        self._typed, self._repeats = typed, repeats
         doubts = checks.check_all(configs)
-        self._doubts = {_key(config): of for config, of in zip(configs, doubts, strict=True)}
+        self._doubts = dict(zip(map(_key, configs), doubts, strict=True))
         for study_dir in {config.study_dir for config in configs}:
             checks.refuse_newer(study_dir)
-        chosen: dict[tuple[Path, str], int] = {}
-        for index, config in enumerate(configs):  # a point that is given twice is run once
-            if is_wanted(config):
-                chosen.setdefault(_key(config), index)
-        self._indices = list(chosen.values())
-        self.run_ids: Set[str] = {run_id for _, run_id in chosen}
-        self.studies: dict[Path, list[RunConfig]] = {study_dir: [] for study_dir, _ in chosen}
+        # A point that is given twice is run once.
+        self._points = {_key(config): config for config in configs if is_wanted(config)}
+        self.run_ids: Set[str] = {config.run_id for config in self._points.values()}
+        self.studies: dict[Path, list[RunConfig]] = {study_dir: [] for study_dir, _ in self._points}
         """The points of the command in each study folder, for studies in which at least one point
         is to be run.
         """
         for config in configs:
             if config.study_dir in self.studies:
                 self.studies[config.study_dir].append(config)
-        if unready := checks.unready_hosts(configs[index] for index in self._indices):
+        results = {key: result_of(config) for key, config in self._points.items() if not repeats}
+        self._results = {key: result for key, result in results.items() if result}
+        self._left = [c for key, c in self._points.items() if key not in self._results]
+        if unready := checks.unready_hosts(self._left):
             raise ConfigError(*unready)
-        self._progress = Progress(len(self._indices))
-        self._attendance = attendance.Attendance()
+        self._progress = Progress(len(self._points))
         self._pool = team.ProcessPool()
 
-    def __enter__(self) -> Sweep:
-        try:
-            for study_dir, configs in self.studies.items():
-                self._join(study_dir, configs)
-            if self._repeats:
-                for index in self._indices:
-                    attempts.set_aside(self._configs[index])
-        except BaseException:
-            self._attendance.leave()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._pool.end()
-        live.end()
-        self._attendance.leave()
-
     def run(self) -> list[str]:
-        """Run the chosen points, and return the status of each."""
-        configs = self._configs
-        left = {
-            index: configs[index]
-            for index in self._indices
-            if not attempts.result_of(configs[index])
-        }
-        if reason := parallel.why_not([*left.values()]):
-            self._progress.say(reason)
-        if parallel.is_possible([*left.values()]):  # each point has its own processes
-            indices, run_points = self._indices, self._run_at_once
-        else:
-            indices = team.by_processes({index: configs[index] for index in self._indices})
-            self._pool.expect(configs[index] for index in indices if index in left)
-            run_points = self._run_in_turn
-        statuses = dict(zip(indices, run_points(indices) if indices else [], strict=True))
-        while others := [index for index, status in statuses.items() if status == "running"]:
-            free = [index for index in others if not attempts.is_running(configs[index])]
-            for index in free:
-                # This sweep runs a point that was interrupted; any other end is the point's own.
-                ended = attempts.ended_elsewhere(configs[index], self._progress)
-                statuses[index] = ended or run_points([index])[0]
-            time.sleep(0 if free else _WAIT_SECONDS)
-        return list(statuses.values())
+        """Run the chosen points, and return the status of each.
 
-    def _join(self, study_dir: Path, points: Sequence[RunConfig]) -> None:
-        """Register this sweep and its command in a study's folder; raise ConfigError if the sweep
-        cannot write there.
+        Raises:
+            ConfigError: If the sweep cannot write to the folder of a study.
+        """
+        with ExitStack() as stack:
+            for study_dir, configs in self.studies.items():
+                self._register(study_dir, configs, stack)
+            stack.callback(live.end)
+            stack.callback(self._pool.end)
+            for config in self._points.values() if self._repeats else ():
+                set_aside(config)
+            for key, result in self._results.items():
+                self._progress.skip(self._points[key], why_skipped(self._points[key], result))
+            statuses = {**self._results, **self._run_all(self._left)}
+            while others := [key for key, status in statuses.items() if status == "running"]:
+                time.sleep(_WAIT_SECONDS)
+                for key in others:
+                    statuses[key] = self._run_after_others(self._points[key])
+        return [statuses[key] for key in self._points]
+
+    def _register(self, study_dir: Path, points: Sequence[RunConfig], stack: ExitStack) -> None:
+        """Register this sweep and its command in a study's folder until `stack` is closed; raise
+        ConfigError if the sweep cannot write there.
         """
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
             if self._typed is not None:
                 commands.keep(study_dir, self._typed, points)
-            self._attendance.join(study_dir)
+            stack.enter_context(claims.registered(study_dir))
         except ValueError as error:
             raise ConfigError(str(error)) from None
         except OSError as error:
@@ -142,51 +116,63 @@ class Sweep:
                 f"results_dir={points[0].results_dir} study={points[0].study}: {why}."
             ) from None
 
-    def _run_at_once(self, indices: Sequence[int]) -> list[str]:
-        configs = [self._configs[index] for index in indices]
-        return parallel.run_at_once(configs, self._progress, self._run_with)
+    def _run_all(self, configs: Sequence[RunConfig]) -> dict[tuple[Path, str], str]:
+        """Run points at the same time if `launch.parallel` asks for it, otherwise in turn, and
+        return the status of each.
+        """
+        why_in_turn = parallel.why_in_turn(configs)
+        if why_in_turn is None:
+            num_done = self._progress.num_done
 
-    def _run_in_turn(self, indices: Sequence[int]) -> list[str]:
-        return [self._run_or_fail(self._configs[index]) for index in indices]
+            def run_beside(index: int, launch_point: Launch) -> str:
+                self._progress.be_beside(num_done + index)
+                return self._run(configs[index], launch_point)
 
-    def _run_or_fail(self, config: RunConfig) -> str:
+            statuses = parallel.run_at_once(configs, run_beside)
+            return dict(zip(map(_key, configs), statuses, strict=True))
+        if why_in_turn:
+            self._progress.say(why_in_turn)
+        ordered = [configs[index] for index in team.by_processes(dict(enumerate(configs)))]
+        self._pool.expect(ordered)
+        return {_key(config): self._run(config) for config in ordered}
+
+    def _run_after_others(self, config: RunConfig) -> str:
+        """Return the status of a point that another process ran; run the point if it has ended
+        unfinished, and return "running" if it has not ended.
+        """
+        if claims.is_run_claimed(paths_of(config).folder):
+            return "running"
+        status = states.state_of_run(paths_of(config).folder).status
+        if status not in (*states.RESULTS, *states.FAILURES):
+            return self._run(config)
+        self._progress.skip(config, f"{status}, because another process has run it")
+        return status
+
+    def _run(self, config: RunConfig, launch_point: Launch | None = None) -> str:
+        """Run a point and return its status, also if it cannot be run: `unready` if its hosts are
+        not ready, `interrupted` if a disk is full, else `failed`.
+        """
+        if inside_horovodrun():
+            from bsweep.launch import warm  # imports Horovod and torch
+
+            launch_point = warm.launch
+        launch_point = launch_point or functools.partial(launch.launch, pool=self._pool)
         try:
-            return self._run_with_launcher(config)
+            # An earlier point may have failed on its hosts.
+            if unready := checks.unready_hosts([config]):
+                self._progress.skip(config, f"not tried: {'; '.join(unready)}")
+                return "unready"
+            return run_point(config, self._doubts[_key(config)], self._progress, launch_point)
         except Exception as error:  # must not end the other points
-            what = f"{type(error).__name__}: {error}"
-            logger.error(f"bsweep: a point could not be run: {what}")
+            if isinstance(error, OSError) and is_full(
+                error
+            ):  # of the run's own files: errors of its workers are on record
+                self._progress.give_up(config, str(error.strerror))
+                return "interrupted"  # a run without a summary reads as interrupted, too
+            if not isinstance(error, ConfigError | OSError | Newer | Damaged):
+                traceback.print_exception(error)
+            logger.error(f"bsweep: a point could not be run: {type(error).__name__}: {error}")
             return "failed"
-
-    def _run_with_launcher(self, config: RunConfig) -> str:
-        if not inside_horovodrun():
-            launch_point = functools.partial(launch.launch, pool=self._pool)
-            return self._run_with(config, self._progress, launch_point)
-        from bsweep.launch import warm  # imports Horovod and torch
-
-        return self._run_with(config, self._progress, warm.launch)
-
-    def _run_with(
-        self, config: RunConfig, progress: Progress, launch_point: attempts.Launch
-    ) -> str:
-        return _run_checked(config, self._doubts[_key(config)], progress, launch_point)
-
-
-def _run_checked(
-    config: RunConfig, doubts: list[str], progress: Progress, launch_point: attempts.Launch
-) -> str:
-    """Run a point that has passed its checks, unless its hosts are not ready now, and return its
-    status.
-    """
-    if unready := checks.unready_hosts([config]):  # an earlier point may have failed on them
-        progress.skip(config, f"not tried: {'; '.join(unready)}")
-        return "unready"
-    try:
-        return attempts.run_point(config, doubts, progress, launch_point)
-    except OSError as error:  # from the run's own files: errors of its workers are on record
-        if not is_full(error):
-            raise
-        progress.give_up(config, str(error.strerror))
-        return "interrupted"  # a run without a summary reads as interrupted, too
 
 
 def _key(config: RunConfig) -> tuple[Path, str]:

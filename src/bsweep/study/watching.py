@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bsweep.study import attendance, overview, states
+from bsweep.study import claims, overview, states
 from bsweep.study.estimate import Estimate
 from bsweep.study.overview import Row
 from bsweep.study.states import NEW, State
@@ -56,7 +56,7 @@ class Watched:
         """Read what has changed since the last look, and return True if anything has."""
         try:
             changed, problem = self._read(), ""
-            sweeps = attendance.sweeps(self.folder)
+            sweeps = claims.sweeps(self.folder)
         except OSError as error:
             changed, problem, sweeps = set(), f"{self.folder}: {error.strerror}.", []
         is_new = bool(changed) or (problem, sweeps) != (self.problem, self.sweeps)

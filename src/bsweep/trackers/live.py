@@ -52,10 +52,9 @@ class _Copier:
                 stderr=output,
                 start_new_session=True,  # A Ctrl-C must not end it: it writes how the runs end.
             )
-        # The process serves all points, but this thread may be bound to the cores of one point.
-        if hasattr(os, "sched_setaffinity"):
+        if _CORES:
             with suppress(OSError):
-                os.sched_setaffinity(self._process.pid, os.sched_getaffinity(os.getpid()))
+                os.sched_setaffinity(self._process.pid, _CORES)
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         threading.Thread(target=self._feed, daemon=True).start()  # the process may read late
 
@@ -92,7 +91,8 @@ class _Copier:
 
 
 _copiers: dict[tuple[TrackerName, Path], _Copier] = {}
-_STARTING = threading.Lock()  # Points that run at the same time start in separate threads.
+# The process serves all points, but the one that starts it may be bound to the cores of one point.
+_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def begin(config: RunConfig, paths: RunPaths, earlier: Sequence[dict[str, Any]]) -> None:
@@ -103,10 +103,9 @@ def begin(config: RunConfig, paths: RunPaths, earlier: Sequence[dict[str, Any]])
         paths: The run's folder.
         earlier: The records that the run has already.
     """
-    with _STARTING:
-        for name in config.trackers:
-            if (name, config.study_dir) not in _copiers:
-                _copiers[name, config.study_dir] = _Copier(name, config.study_dir)
+    for name in config.trackers:
+        if (name, config.study_dir) not in _copiers:
+            _copiers[name, config.study_dir] = _Copier(name, config.study_dir)
     for record in settled(earlier):
         copy(config, paths, record)
 

@@ -1,0 +1,327 @@
+"""The run of one point: read what earlier attempts left in its folder, start or resume the
+training, retry after a failure, and record the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bsweep.config import user_code
+from bsweep.config.run import RunConfig
+from bsweep.config.saved import save_config
+from bsweep.launch import Outcome
+from bsweep.launch.stop import Stopping, pause, seconds_before_retry
+from bsweep.runlog import reading
+from bsweep.runlog.checkpoint_files import (
+    Checkpoint,
+    is_stop_requested,
+    keep_until,
+    soundest,
+)
+from bsweep.runlog.files import RunLog, RunPaths, write_json
+from bsweep.runlog.reading import Damaged
+from bsweep.runlog.records import Event
+from bsweep.runlog.shared_clock import file_system_time
+from bsweep.runlog.summary import damage_of_records, ended, write_summary
+from bsweep.study import branching, claims, states
+from bsweep.study.progress import Progress
+from bsweep.study.provenance import provenance
+
+_POLL_SECONDS = 0.5
+
+Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
+"""The type of a function that launches a point's workers and waits for them."""
+
+
+class StopRequested(KeyboardInterrupt):
+    """An exception that says that somebody asked a run to stop; it also ends the sweep of that run.
+
+    Args:
+        by_signal: True if a signal asked for the stop, False if only the run's file `stop` did.
+    """
+
+    def __init__(self, *, by_signal: bool) -> None:
+        super().__init__()
+        self.by_signal = by_signal
+
+
+def run_point(config: RunConfig, warnings: list[str], progress: Progress, launch: Launch) -> str:
+    """Run one point to its end and return its status; skip a point that already has a result, such
+    as completed.
+
+    A failure of the run is returned as a status. An earlier attempt without a result is resumed if
+    it left a checkpoint without damage. Otherwise it is moved to the study's `.previous` folder.
+
+    Args:
+        config: The point.
+        warnings: Warnings about the point, which its record will contain.
+        progress: Shows the run to the user.
+        launch: Launches the point's workers and waits for them.
+
+    Returns:
+        The status; "running" if another process is running the point.
+
+    Raises:
+        StopRequested: If somebody asked the run to stop. The run may be resumed later.
+        OSError: If the files that this process keeps for the run cannot be written.
+    """
+    paths, events = paths_of(config), list[Event]()
+    with claims.run_claimed(paths.folder) as is_ours:
+        if not is_ours:
+            progress.say(f"{paths.folder}: postponed, another process is running it")
+            return "running"
+        for number in itertools.count(1):
+            earlier = read_earlier(paths)
+            if earlier.result:
+                progress.skip(config, why_skipped(config, earlier.result))
+                return earlier.result
+            outcome = _attempt(config, earlier, warnings, events, progress, launch)
+            if not outcome.may_pass or number > config.launch.num_retries:
+                break
+            retry = f"retry {number} of {config.launch.num_retries}"
+            seconds = seconds_before_retry(number)
+            progress.note(f"{retry} in {seconds} s")
+            pause(seconds)
+            while claims.has_workers(paths.folder):  # a host may end its workers late
+                pause(_POLL_SECONDS)
+            cause = f"{outcome.status}: {outcome.message.splitlines()[0]}"
+            events = [Event(event="retried", message=f"{retry} after {cause}")]
+    return outcome.status
+
+
+def _attempt(
+    config: RunConfig,
+    earlier: Earlier,
+    warnings: list[str],
+    events: list[Event],
+    progress: Progress,
+    launch: Launch,
+) -> Outcome:
+    """Start or resume a point's run, wait for its end, write its summary, and return how it ended.
+
+    `events` are recorded at the beginning; they are none in the first attempt. See `run_point` for
+    the other arguments, and for what is raised.
+    """
+    paths, began = paths_of(config), time.monotonic()  # not disturbed when the clock is set
+    earlier = prepare(config, paths, earlier)
+    warnings = [*warnings, *filter(None, [earlier.damage])]
+    with RunLog(paths.metrics) as log:
+        if earlier.checkpoint:
+            log.write(Event(event="resumed", message=f"resumed after {earlier.last_step}"))
+        for warning in warnings:
+            if warning not in earlier.warnings:
+                log.write(Event(event="warning", message=warning))
+        for event in events:
+            log.write(event)
+    progress.begin(config, paths, warnings, is_retry=bool(events))
+    outcome = Outcome("interrupted", "interrupted while it ran")
+    stopping = Stopping(config, paths, progress.note)
+    try:
+        with stopping:
+            outcome = launch(config, paths, stopping.polled_with(progress.poll))
+    except KeyboardInterrupt as error:
+        raise StopRequested(by_signal=stopping.has_signal) from error
+    except Exception as error:
+        traceback.print_exc()
+        outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+    finally:
+        seconds = earlier.wall_seconds + time.monotonic() - began
+        status, message = write_summary(paths, config, outcome.status, outcome.message, seconds)
+        outcome = replace(outcome, status=status, message=message)
+        progress.end(outcome)
+        if status in ("completed", "diverged"):  # such a run is never resumed
+            shutil.rmtree(paths.checkpoints, ignore_errors=True)
+        was_to_stop = is_stop_requested(paths)
+        paths.stop.unlink(missing_ok=True)
+    if was_to_stop:
+        raise StopRequested(by_signal=stopping.has_signal)
+    return outcome
+
+
+def paths_of(config: RunConfig) -> RunPaths:
+    return RunPaths(config.study_dir / config.run_id)
+
+
+def result_of(config: RunConfig) -> str | None:
+    """Return the status of a point if it is a result (completed, diverged or out_of_memory), else
+    None.
+
+    A repetition would most likely end in the same way, so a sweep does not run the point again.
+    """
+    status = ended(paths_of(config))
+    return status if status in states.RESULTS else None
+
+
+_AGAIN = "which is a result: `bsweep retry` repeats it"
+_SKIPPED = {
+    "completed": "completed already",
+    "diverged": f"it diverged, {_AGAIN}",
+    "out_of_memory": f"it ran out of memory, {_AGAIN}",
+}
+
+
+def why_skipped(config: RunConfig, result: str) -> str:
+    """Return why a point with a result is not trained again."""
+    if result == "completed" and config.keep_weights and not paths_of(config).final.exists():
+        return f"{_SKIPPED[result]}, without keep_weights=true: another study=NAME trains it anew"
+    return _SKIPPED[result]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What earlier attempts at a run left in its folder.
+
+    `result` is the status of a run that need not be repeated; the other fields are then empty.
+    Otherwise the run resumes from `checkpoint`, the latest one without damage, which was saved
+    after `last_step`; without one it begins anew. `warnings` are on record already, and other
+    points ran beside the run if `beside_others` is True. `damage` is a text on damaged files.
+    """
+
+    result: str = ""
+    checkpoint: Checkpoint | None = None
+    last_step: str = ""
+    wall_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+    beside_others: bool = False
+    damage: str = ""
+
+
+def read_earlier(paths: RunPaths) -> Earlier:
+    """Read what earlier attempts left in a run's folder, and change nothing.
+
+    Raises:
+        Newer: If a newer bsweep wrote the run's files.
+    """
+    damage = ""
+    try:
+        summary, meta = reading.read_summary(paths), reading.read_meta(paths)
+        if summary and summary["status"] in states.RESULTS:
+            damage = damage_of_records(paths, summary)
+            if not damage:
+                return Earlier(result=summary["status"])
+        checkpoint, lost = soundest(paths)
+        damage = lost or damage
+        if checkpoint:
+            return _resumable(paths, checkpoint, lost, summary, meta)
+        damage = damage or damage_of_records(paths, summary)
+    except Damaged as error:
+        damage = str(error)
+    return Earlier(damage=damage.removesuffix(f". {reading.REMEDY}"))
+
+
+def _resumable(
+    paths: RunPaths,
+    checkpoint: Checkpoint,
+    lost: str,
+    summary: Mapping[str, Any] | None,
+    meta: Mapping[str, Any],
+) -> Earlier:
+    """Return what a run takes over that resumes from a checkpoint; `lost` is the damage of a later
+    one.
+
+    Raises:
+        Damaged: If the records until the checkpoint have an epoch twice.
+    """
+    facts = checkpoint.facts()
+    assert facts, checkpoint
+    content = (reading.content_of(paths.metrics) or b"")[: facts["metrics_bytes"]]
+    records, _ = reading.records_in(content, paths.metrics, crc32=facts["metrics_crc32"])
+    reading.refuse_repeated(records, paths.metrics)
+    if summary:
+        wall_seconds = summary["wall_seconds"] or 0.0
+    else:  # the run was killed together with its launcher
+        seconds = facts["time"] - (meta.get("launched_at") or facts["time"])
+        wall_seconds = (meta.get("wall_seconds_before") or 0.0) + max(0.0, seconds)
+    note = f"{lost}: the run resumes from an earlier checkpoint, {checkpoint.folder.name}"
+    return Earlier(
+        checkpoint=checkpoint,
+        last_step=f"step {facts['num_steps']}, in epoch {facts['epoch']}",
+        wall_seconds=float(wall_seconds),
+        warnings=tuple(reading.warnings_in(records)),
+        beside_others=bool(meta.get("beside_others")),
+        damage=note if lost else "",
+    )
+
+
+def prepare(config: RunConfig, paths: RunPaths, earlier: Earlier) -> Earlier:
+    """Prepare a run's folder for resuming from a checkpoint, or for a new beginning, and write the
+    files that workers and launchers read from it: the configuration, the user's own code and facts
+    about the launch.
+
+    What was written after the checkpoint is removed, and the log files are moved to the study's
+    folder `.previous`. Before a new beginning, all files are moved there.
+
+    Args:
+        config: The point.
+        paths: The run's folder.
+        earlier: What earlier attempts left in it.
+
+    Returns:
+        What the run takes over; its `damage` also says what happens instead of resuming.
+    """
+    moved = _set_aside(paths.folder, paths.logs if earlier.checkpoint else paths.folder)
+    if earlier.checkpoint:
+        paths.summary.unlink(missing_ok=True)
+        keep_until(paths, earlier.checkpoint)
+    else:
+        paths.folder.mkdir(parents=True)
+        note = f"the run starts from its beginning, and its earlier files are in {moved}"
+        earlier = Earlier(
+            beside_others=config.resume_from is not None and branching.begin(config, paths),
+            damage=f"{earlier.damage}: {note}" if earlier.damage else "",
+        )
+    save_config(config, paths.config)
+    user_code.save(config, paths.own)
+    config.program.keep(paths.own)
+    times = {
+        "launched_at": file_system_time(paths.folder),
+        "wall_seconds_before": earlier.wall_seconds,
+    }
+    company = {"beside_others": True} if earlier.beside_others else {}
+    write_json(paths.meta, {**times, **company, **provenance(config)})
+    paths.metrics.touch()  # launchers watch it
+    paths.stop.write_bytes(b"")
+    return earlier
+
+
+def set_aside(config: RunConfig) -> None:
+    """Move the run folder of a point to the study's folder `.previous`, unless a process is running
+    the point.
+
+    The point counts as new from then on.
+    """
+    folder = paths_of(config).folder
+    with claims.run_claimed(folder) as is_ours:
+        if is_ours:
+            _set_aside(folder, folder)
+
+
+def _set_aside(folder: Path, files: Path) -> Path | None:
+    """Move the run folder of an earlier attempt, or a folder in it, to the study's folder
+    `.previous`.
+
+    Args:
+        folder: The run's folder.
+        files: What to move: the folder itself or a folder in it.
+
+    Returns:
+        Where the files are now; None if there were none.
+    """
+    if not files.exists():
+        return None
+    with suppress(OSError):  # it stays behind if the launcher was killed
+        RunPaths(folder).environment.unlink()
+    previous = folder.parent / ".previous"
+    previous.mkdir(exist_ok=True)
+    numbered = (previous / f"{folder.name}.{number}" for number in itertools.count(1))
+    free = next(path for path in numbered if not path.exists())
+    shutil.move(files, free)
+    return free
