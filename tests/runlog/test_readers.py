@@ -30,6 +30,7 @@ from bsweep.runlog.reading import Damaged, Newer
 from bsweep.runlog.records import BatchChanged, Continued, Step
 from bsweep.runlog.summary import ended
 from bsweep.study import commands, overview
+from bsweep.study.watching import Watched
 from tests.allocation.test_allocation import POINT, worker, write_probe
 from tests.support.mutations import damaged, fuzz
 from tests.support.running import TINY, compose
@@ -209,7 +210,8 @@ def test_anything_as_commands_jsonl_is_read_or_named(
     def read(content: bytes) -> bool:
         path.write_bytes(content)
         named.clear()
-        rows, source = overview.of_study(tmp_path)
+        watched = Watched(tmp_path)
+        rows, source = watched.rows(), watched.estimated_by
         overview.status_text(tmp_path, rows, source, [])
         overview.plan_text(rows, source)
         json.loads(overview.as_json(rows, source))

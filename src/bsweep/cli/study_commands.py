@@ -63,7 +63,7 @@ def stop(arguments: Sequence[str]) -> int:
         ValueError: If there is no such study, or no sweep of it is running.
     """
     study_dir = _parser("stop").parse_args(arguments).study
-    overview.of_study(study_dir)  # raises ValueError if this is not a study
+    Watched(study_dir)  # raises ValueError if this is not a study
     asked = claims.sweeps(study_dir)
     if not asked:
         raise ValueError(f"{study_dir}: no sweep is at work, so there is nothing to stop.")
@@ -74,8 +74,9 @@ def stop(arguments: Sequence[str]) -> int:
     )
     while set(asked) & set(claims.sweeps(study_dir)):
         time.sleep(_STOP_POLL_SECONDS)
-    rows, source = overview.of_study(study_dir)
-    print(overview.status_text(study_dir, rows, source, claims.sweeps(study_dir)))
+    watched = Watched(study_dir)
+    rows, source = watched.rows(), watched.estimated_by
+    print(overview.status_text(study_dir, rows, source, watched.sweeps))
     return 0
 
 
@@ -86,7 +87,7 @@ def resume(arguments: Sequence[str]) -> int:
     study_dir = _parser("resume").parse_args(arguments).study
 
     def left() -> set[str]:
-        rows, _ = overview.of_study(study_dir)
+        rows = Watched(study_dir).rows()
         run_ids = {row.run_id for row in rows if row.is_left and not row.state.is_imported}
         if not run_ids:
             done = states.counted(row.state.status for row in rows)
@@ -114,7 +115,7 @@ def retry(arguments: Sequence[str]) -> int:
             if status not in known:
                 near = did_you_mean(status, known)
                 raise ValueError(f"--status {status}: unknown.{near} Known: {', '.join(known)}.")
-        rows, _ = overview.of_study(options.study)
+        rows = Watched(options.study).rows()
         run_ids = {
             row.run_id for row in rows if row.state.status in wanted and not row.state.is_imported
         }

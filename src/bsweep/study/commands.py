@@ -7,10 +7,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import operator
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,6 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from bsweep import data
-from bsweep.config.groups import LaunchConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.values import Count, Name, Processes
 from bsweep.core import terminal
@@ -66,43 +65,31 @@ class Command:
 
 def planned(config: RunConfig) -> Planned:
     num_train = data.num_train(config.data)
+    num_examples = None if num_train is None else config.epochs * num_train
     return Planned(
         config.run_id,
         config.num_workers,
         config.examples_per_step,
-        None if num_train is None else config.epochs * num_train,
+        num_examples,
         config.epochs,
-        _kind(
-            config.data,
-            config.model,
-            config.strategy,
-            config.compression,
-            config.batching,
-            config.launch,
-            config.allocation.name,
-            config.optimizer.name,
-            config.precision,
-            config.channels_last,
-            config.compile,
-            config.device,
-            config.graph,
-            config.accumulation_steps,
-            config.program,
-        ),
+        _kind(*_SETTINGS_OF_KIND(config)),
     )
 
 
+_SETTINGS_OF_KIND = operator.attrgetter(
+    "data", "model", "strategy", "compression", "batching", "launch", "allocation.name",
+    "optimizer.name", "precision", "channels_last", "compile", "device", "graph",
+    "accumulation_steps", "program",
+)  # fmt: skip
+
+
 @functools.cache  # a grid has few kinds
-def _kind(*parts: Any) -> str:
-    text = json.dumps([part if isinstance(part, str | int) else _told(part) for part in parts])
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _told(part: Any) -> dict[str, Any]:
-    told = asdict(part)
-    if isinstance(part, LaunchConfig):
-        told.pop("parallel", None)  # a point that runs alone takes as long with any value
-    return told
+def _kind(*settings: Any) -> str:
+    plain = [value if isinstance(value, str | int) else asdict(value) for value in settings]
+    for card in plain:
+        if isinstance(card, dict):
+            card.pop("parallel", None)  # a point that runs alone takes as long with any value
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:8]
 
 
 def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]) -> None:
@@ -124,15 +111,13 @@ def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]
         "arguments": command.arguments,
         "folder": str(command.folder),
         "num_processes": size,
-        "columns": _COLUMNS,
+        "columns": [field.name for field in fields(Planned)],
         "points": [astuple(point) for point in points],
     }
-    text, before = json.dumps(line) + "\n", b""
-    with suppress(FileNotFoundError):
-        before = _path(study_dir).read_bytes()
-    if before and not before.endswith(b"\n"):
-        text = "\n" + text
-    with _path(study_dir).open("ab") as file:
+    path = _path(study_dir)
+    is_torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+    text = "\n" * is_torn + json.dumps(line) + "\n"
+    with path.open("ab") as file:
         file.write(text.encode())  # in one call, for another sweep may write, too
         file.flush()
         os.fsync(file.fileno())
@@ -171,18 +156,12 @@ def _warn(problem: str) -> None:
 
 def _command(line: bytes) -> Command:
     kept = json.loads(line)
-    arguments, size = kept["arguments"], kept["num_processes"]
-    if not isinstance(arguments, list) or not all(isinstance(one, str) for one in arguments):
-        raise TypeError(arguments)
-    if size is not None and type(size) is not int:
-        raise TypeError(size)
     points = [dict(zip(kept["columns"], point, strict=True)) for point in kept["points"]]
-    checked = _POINTS.validate_json(json.dumps(points), strict=True)
-    return Command(tuple(arguments), Path(kept["folder"]), size, checked)
+    checked: Command = _COMMAND.validate_json(json.dumps({**kept, "points": points}), strict=True)
+    return checked
 
 
-_POINTS = TypeAdapter(tuple[Planned, ...])
-_COLUMNS = [one.name for one in fields(Planned)]
+_COMMAND = TypeAdapter(Command)
 
 
 def _path(study_dir: Path) -> Path:

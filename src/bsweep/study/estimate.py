@@ -38,7 +38,7 @@ def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]
         points: The points to look at.
         states: The states of the study's runs, by run id.
     """
-    found = []
+    measured = []
     for point in points:
         state = states.get(point.run_id)
         if not state or state.beside_others or not state.train_seconds or not state.whole_epochs:
@@ -46,10 +46,10 @@ def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]
         if point.num_examples is None:
             continue
         steps = state.whole_epochs / point.epochs * point.num_examples / point.examples_per_step
-        ends = state.status == "completed" and state.wall_seconds is not None
-        other = state.wall_seconds - state.train_seconds if ends and state.wall_seconds else None
-        found.append(Timed(point, state.train_seconds / steps, other))
-    return found
+        has_ended = state.status == "completed" and state.wall_seconds
+        other_seconds = (state.wall_seconds or 0) - state.train_seconds if has_ended else None
+        measured.append(Timed(point, state.train_seconds / steps, other_seconds))
+    return measured
 
 
 def with_examples(
@@ -63,16 +63,17 @@ def with_examples(
         states: The states of the study's runs, by run id.
         tried: Points that were trained for a few steps.
     """
-    points = list(points)
-    told = [one.point for one in tried]
-    of_epoch = {one.kind: one.num_examples / one.epochs for one in told if one.num_examples}
+    points, per_epoch = list(points), dict[str, float]()
+    for point in (timing.point for timing in tried):
+        if point.num_examples:
+            per_epoch[point.kind] = point.num_examples / point.epochs
     for point in points:
         state = states.get(point.run_id)
         if state and state.num_examples and state.whole_epochs:
-            of_epoch.setdefault(point.kind, state.num_examples / state.whole_epochs)
+            per_epoch.setdefault(point.kind, state.num_examples / state.whole_epochs)
     return [
-        replace(point, num_examples=round(of_epoch[point.kind] * point.epochs))
-        if point.num_examples is None and point.kind in of_epoch
+        replace(point, num_examples=round(per_epoch[point.kind] * point.epochs))
+        if point.num_examples is None and point.kind in per_epoch
         else point
         for point in points
     ]
@@ -94,13 +95,35 @@ class Estimate:
             timed: Timed points of the study.
             tried: Points that were trained for a few steps to time them.
         """
-        self._timed, self._num_tried = [*timed, *tried], len(tried)
-        self._own = {one.point.run_id: one for one in self._timed}
-        self._lines = {key: _fitted(pairs) for key, pairs in self._steps().items()}
-        self._others = {
-            key: statistics.median(seconds) for key, seconds in self._other_times().items()
+        self._timed = {timing.point.run_id: timing for timing in (*timed, *tried)}
+        # Pairs of a local batch and the seconds of a step; of each number of workers, and of all.
+        steps: dict[tuple[str, int | None], list[tuple[float, float]]] = defaultdict(list)
+        # Seconds besides the steps; of each number of epochs, and of all points.
+        others: dict[tuple[str, int] | None, list[float]] = defaultdict(list)
+        for timing in self._timed.values():
+            point = timing.point
+            for num_workers in (point.num_workers, None):
+                steps[point.kind, num_workers].append((point.local_batch, timing.step_seconds))
+            if timing.other_seconds is not None:
+                others[point.kind, point.epochs].append(timing.other_seconds)
+                others[None].append(timing.other_seconds)
+        self._lines = {key: _fitted(pairs) for key, pairs in steps.items()}
+        self._others = {key: statistics.median(seconds) for key, seconds in others.items()}
+        errors = [
+            abs(step / timing.step_seconds - 1)
+            for timing in self._timed.values()
+            if len(steps[timing.point.kind, timing.point.num_workers]) > 2
+            and (step := self._step_seconds(timing.point))
+        ]
+        num_completed = len(others[None]) - len(tried)
+        numbers = {
+            "completed": num_completed,
+            "with finished epochs": len(self._timed) - num_completed - len(tried),
+            "tried for a few steps": len(tried),
         }
-        self.source = self._named() if self._timed else ""
+        points = ", ".join(f"{number} {how}" for how, number in numbers.items() if number)
+        error = f", off by at most {max(errors):.0%}" if errors else ""
+        self.source = f"the steps of points ({points}){error}" if self._timed else ""
 
     def seconds(self, point: Planned, state: State) -> float | None:
         """Return the estimated seconds that a point still needs until it is completed.
@@ -114,66 +137,21 @@ class Estimate:
         return None if whole is None else whole * max(0.0, 1 - done)
 
     def _whole_seconds(self, point: Planned) -> float | None:
-        step = (
-            self._own[point.run_id].step_seconds
-            if point.run_id in self._own
-            else self._step_seconds(point)
-        )
-        if step is None or point.num_examples is None:
+        timing = self._timed.get(point.run_id)
+        step_seconds = timing.step_seconds if timing else self._step_seconds(point)
+        if step_seconds is None or point.num_examples is None:
             return None
-        return point.num_examples / point.examples_per_step * step + self._other_seconds(point)
+        others = self._others.get((point.kind, point.epochs), self._others.get(None, 0.0))
+        return point.num_examples / point.examples_per_step * step_seconds + others
 
     def _step_seconds(self, point: Planned) -> float | None:
-        line = self._lines.get((point.kind, point.num_workers)) or self._lines.get(
-            (point.kind, None)
-        )
-        return line[0] + line[1] * point.local_batch if line else None
-
-    def _other_seconds(self, point: Planned) -> float:
-        return self._others.get((point.kind, point.epochs), self._others.get(None, 0.0))
-
-    def _steps(self) -> dict[tuple[str, int | None], list[tuple[float, float]]]:
-        """Return the pairs (local batch, seconds of a step) of timed points, grouped by (kind of
-        point, number of workers).
-
-        The kind is `Planned.kind`. The key (kind, None) has the pairs of all numbers of workers.
+        """Return the seconds of a point's step by the line of its number of workers, or else by
+        that of all numbers of workers; None if there is none.
         """
-        found: dict[tuple[str, int | None], list[tuple[float, float]]] = defaultdict(list)
-        for one in self._timed:
-            for num_workers in (one.point.num_workers, None):
-                found[one.point.kind, num_workers].append((one.point.local_batch, one.step_seconds))
-        return found
-
-    def _other_times(self) -> dict[tuple[str, int] | None, list[float]]:
-        """Return the seconds that timed points took besides their steps, grouped by (kind of point,
-        number of epochs).
-
-        The kind is `Planned.kind`. The key None has the seconds of all points.
-        """
-        found: dict[tuple[str, int] | None, list[float]] = defaultdict(list)
-        for one in self._timed:
-            if one.other_seconds is not None:
-                found[one.point.kind, one.point.epochs].append(one.other_seconds)
-                found[None].append(one.other_seconds)
-        return found
-
-    def _named(self) -> str:
-        num_completed = sum(one.other_seconds is not None for one in self._timed) - self._num_tried
-        steps = self._steps()
-        errors = [
-            abs(step / one.step_seconds - 1)
-            for one in self._timed
-            if len(steps[one.point.kind, one.point.num_workers]) > 2
-            and (step := self._step_seconds(one.point))
-        ]
-        numbers = {
-            "completed": num_completed,
-            "with finished epochs": len(self._timed) - num_completed - self._num_tried,
-            "tried for a few steps": self._num_tried,
-        }
-        points = ", ".join(f"{number} {how}" for how, number in numbers.items() if number)
-        within = f", off by at most {max(errors):.0%}" if errors else ""
-        return f"the steps of points ({points}){within}"
+        for num_workers in (point.num_workers, None):
+            if line := self._lines.get((point.kind, num_workers)):
+                return line[0] + line[1] * point.local_batch
+        return None
 
 
 def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float]:
@@ -183,16 +161,13 @@ def _fitted(pairs: list[tuple[float, float]]) -> tuple[float, float]:
     If one would be negative, or if all x are the same, the line goes through the weighted mean of
     the pairs instead, with a slope or an offset of 0.
     """
-    weights = [1 / y**2 for _, y in pairs]
-    total = sum(weights)
-    x_mean = sum(w * x for w, (x, _) in zip(weights, pairs, strict=True)) / total
-    y_mean = sum(w * y for w, (_, y) in zip(weights, pairs, strict=True)) / total
-    variance = sum(w * (x - x_mean) ** 2 for w, (x, _) in zip(weights, pairs, strict=True))
+    weighted = [(1 / y**2, x, y) for x, y in pairs]
+    total = sum(w for w, _, _ in weighted)
+    x_mean = sum(w * x for w, x, _ in weighted) / total
+    y_mean = sum(w * y for w, _, y in weighted) / total
+    variance = sum(w * (x - x_mean) ** 2 for w, x, _ in weighted)
     if variance < 1e-12 * total * x_mean**2:
         return 0.0, y_mean / x_mean
-    slope = (
-        sum(w * (x - x_mean) * (y - y_mean) for w, (x, y) in zip(weights, pairs, strict=True))
-        / variance
-    )
+    slope = sum(w * (x - x_mean) * (y - y_mean) for w, x, y in weighted) / variance
     slope = min(max(0.0, slope), y_mean / x_mean)
     return y_mean - slope * x_mean, slope

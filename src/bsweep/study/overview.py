@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,36 @@ class Row:
         }
 
 
+def estimated(
+    study_dir: Path,
+    found: Mapping[str, State],
+    grid: Iterable[Planned] = (),
+    tried: Sequence[Timed] = (),
+) -> tuple[dict[str, Planned], Estimate]:
+    """Return the points of a study's commands and of a grid by run id, and the estimate of how long
+    they take.
+
+    Args:
+        study_dir: The study's folder.
+        found: The states of its runs, by run id.
+        grid: The points of the grid.
+        tried: Timed points that the estimate uses in addition to the study's runs.
+    """
+    kept = commands.read_commands(study_dir)
+    points = {point.run_id: point for command in kept for point in command.points}
+    points |= {point.run_id: point for point in grid}
+    points = {one.run_id: one for one in with_examples(points.values(), found, tried)}
+    return points, Estimate(timed(points.values(), found), tried)
+
+
+def row_of(
+    study_dir: Path, run_id: str, state: State | None, point: Planned | None, estimate: Estimate
+) -> Row:
+    state = state or NEW
+    seconds = estimate.seconds(point, state) if point else None
+    return Row(study_dir.name, run_id, state, point, seconds)
+
+
 def of_grid(
     study_dir: Path, points: Sequence[Planned], tried: Sequence[Timed] = ()
 ) -> tuple[list[Row], str]:
@@ -82,64 +112,10 @@ def of_grid(
         tried: Timed points that the estimate uses in addition to the study's runs.
     """
     found = states.read_states(study_dir)
-    known = points_of(study_dir)
-    known |= {point.run_id: point for point in points}
-    known = {one.run_id: one for one in with_examples(known.values(), found, tried)}
-    points = [known[point.run_id] for point in points]
-    by = Estimate(timed(known.values(), found), tried)
-    return [_row(study_dir, point.run_id, found, point, by) for point in points], by.source
-
-
-def of_study(study_dir: Path) -> tuple[list[Row], str]:
-    """Return the state and the estimated remaining time of each point of a study, and a text on
-    what the estimates are based on.
-
-    The points are those of the study's kept commands, and all other runs in its folder.
-
-    Raises:
-        ValueError: If the study does not exist or is empty.
-    """
-    if not study_dir.is_dir():
-        raise ValueError(no_study(study_dir))
-    found, known = states.read_states(study_dir), points_of(study_dir)
-    if not found and not known:
-        raise ValueError(no_study(study_dir))
-    rows, by = of_states(study_dir, found, known)
-    return rows, by.source
-
-
-def points_of(study_dir: Path) -> dict[str, Planned]:
-    """Return the points of a study's kept commands, by run id."""
-    return {
-        point.run_id: point
-        for command in commands.read_commands(study_dir)
-        for point in command.points
-    }
-
-
-def of_states(
-    study_dir: Path, found: Mapping[str, State], known: Mapping[str, Planned]
-) -> tuple[list[Row], Estimate]:
-    """Return the rows of a study, and the estimate behind them.
-
-    Args:
-        study_dir: The study's folder.
-        found: The states of its runs, by run id.
-        known: The points of its kept commands, by run id.
-    """
-    known = {one.run_id: one for one in with_examples(known.values(), found)}
-    by = Estimate(timed(known.values(), found))
-    rows = [_row(study_dir, run_id, found, point, by) for run_id, point in known.items()]
-    return rows + [
-        _row(study_dir, run_id, found, None, by) for run_id in sorted(found.keys() - known.keys())
-    ], by
-
-
-def _row(
-    study_dir: Path, run_id: str, found: Mapping[str, State], point: Planned | None, by: Estimate
-) -> Row:
-    state = found.get(run_id, NEW)
-    return Row(study_dir.name, run_id, state, point, by.seconds(point, state) if point else None)
+    known, estimate = estimated(study_dir, found, points, tried)
+    run_ids = [point.run_id for point in points]
+    rows = [row_of(study_dir, one, found.get(one), known[one], estimate) for one in run_ids]
+    return rows, estimate.source
 
 
 def no_study(study_dir: Path) -> str:
@@ -158,9 +134,9 @@ def plan_text(rows: Sequence[Row], source: str) -> str:
     """
     table = [["point", "state", "time", "worker-hours"]]
     for row in rows:
-        of = row.planned.epochs if row.planned else None
-        left = [duration(row.seconds), decimal_hours(row.worker_hours)]
-        table.append([row.run_id, row.state.says(of), *(left if row.is_left else ["", ""])])
+        state = row.state.says(row.planned.epochs if row.planned else None)
+        left = [duration(row.seconds), decimal_hours(row.worker_hours)] if row.is_left else ["", ""]
+        table.append([row.run_id, state, *left])
     return "\n".join([*aligned(table, left=[0, 1]), *_failures(rows), totals(rows, source)])
 
 
@@ -176,18 +152,18 @@ def status_text(study_dir: Path, rows: Sequence[Row], source: str, sweeps: Seque
         )
     for row in rows:
         if row.state.status in ("running", "interrupted"):
-            of = row.planned.epochs if row.planned else row.state.num_epochs
-            share = f" ({row.state.epochs_done / of:.0%})" if of else ""
-            left = f", {duration(row.seconds)} left" if row.seconds is not None else ""
-            lines.append(f"  {row.run_id}: {row.state.says(of)}{share}{left}")
+            epochs = row.planned.epochs if row.planned else row.state.num_epochs
+            share = f" ({row.state.epochs_done / epochs:.0%})" if epochs else ""
+            time = f", {duration(row.seconds)} left" if row.seconds is not None else ""
+            lines.append(f"  {row.run_id}: {row.state.says(epochs)}{share}{time}")
     lines += _failures(rows)
+    left = [row for row in rows if row.is_left]
     if sweeps:
-        lines.append(
-            "sweeps at work: " + ", ".join(" process ".join(name.rsplit(".", 1)) for name in sweeps)
-        )
-    elif any(row.is_left and row.planned for row in rows):
+        names = (" process ".join(name.rsplit(".", 1)) for name in sweeps)
+        lines.append(f"sweeps at work: {', '.join(names)}")
+    elif any(row.planned for row in left):
         lines.append(f"no sweep is at work; `bsweep resume {study_dir}` runs the rest")
-    elif any(row.is_left for row in rows):
+    elif left:
         lines.append("no sweep is at work")
     return "\n".join(lines)
 
@@ -202,13 +178,13 @@ def sums(rows: Sequence[Row], source: str) -> dict[str, Any]:
     plain values.
     """
     left = [row for row in rows if row.is_left]
-    times = {
+    numbers = Counter(row.state.status for row in rows)
+    return {
+        "counts": {status: numbers[status] for status in states.STATUSES if numbers[status]},
         "seconds_left": _sum([row.seconds for row in left]),
         "worker_hours_left": _sum([row.worker_hours for row in left]),
+        "estimated_by": source or None,
     }
-    numbers = Counter(row.state.status for row in rows)
-    counts = {status: numbers[status] for status in states.STATUSES if numbers[status]}
-    return {"counts": counts, **times, "estimated_by": source or None}
 
 
 def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
@@ -217,39 +193,29 @@ def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
     """
     text = f"{counted(len(rows), 'point')}: {states.counted(row.state.status for row in rows)}"
     left = [row for row in rows if row.is_left]
+    known = [row for row in left if row.seconds is not None]
     if not left:
         return text
-    known = [row for row in left if row.seconds is not None]
     if not known:
         return (
             f"{text}; no estimate: no similar point has finished an epoch without other points "
             "running beside it"
         )
-    seconds, hours = (
-        _sum([row.seconds for row in known]) or 0.0,
-        _sum([row.worker_hours for row in known]) or 0.0,
-    )
-    of = f" for {len(known)} of {len(left)} points" if len(known) < len(left) else ""
+    seconds = _sum([row.seconds for row in known]) or 0.0
+    hours = decimal_hours(_sum([row.worker_hours for row in known]))
+    share = f" for {len(known)} of {len(left)} points" if len(known) < len(left) else ""
     at_once = f" with {num_sweeps} sweeps at the same time" if num_sweeps > 1 else ""
-    time = duration(seconds / max(1, num_sweeps))
-    return (
-        f"{text}; left: about {time}{at_once}, {decimal_hours(hours)} worker-hours{of}, estimated "
-        f"by {source}"
-    )
+    time = f"{duration(seconds / max(1, num_sweeps))}{at_once}"
+    return f"{text}; left: about {time}, {hours} worker-hours{share}, estimated by {source}"
 
 
 def _failures(rows: Sequence[Row]) -> list[str]:
-    told = (*states.FAILURES, "damaged")
-    failed = [row for row in rows if row.state.status in told]
-    return _at_most([f"  {row.run_id}: {row.state.status}: {row.first_line}" for row in failed])
-
-
-def _at_most(lines: list[str]) -> list[str]:
-    more = len(lines) - _MOST_LISTED
-    return [
-        *lines[:_MOST_LISTED],
-        *([f"  ... and {more} more (--json lists all)"] if more > 0 else []),
-    ]
+    statuses = (*states.FAILURES, "damaged")
+    failed = [row for row in rows if row.state.status in statuses]
+    lines = [f"  {row.run_id}: {row.state.status}: {row.first_line}" for row in failed]
+    if (more := len(lines) - _MOST_LISTED) > 0:
+        lines[_MOST_LISTED:] = [f"  ... and {more} more (--json lists all)"]
+    return lines
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

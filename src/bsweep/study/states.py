@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bsweep.core.following import GrowingFile
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.following import Following
-from bsweep.runlog.reading import read_meta
+from bsweep.runlog.reading import checked, numbered, read_meta
 from bsweep.runlog.summary import read_ended
 from bsweep.study import claims
 
@@ -55,12 +56,11 @@ class State:
         """Return the status of a run as text; for a running or interrupted run, add the epoch that
         it has reached.
         """
-        of = num_epochs or self.num_epochs
         if self.status not in ("running", "interrupted"):
             return self.status
-        epoch = int(self.epochs_done) + (self.status == "running")
-        epoch = min(epoch, of) if of else epoch
-        return f"{self.status} at epoch {epoch}" + (f" of {of}" if of else "")
+        epoch, num_epochs = int(self.epochs_done), num_epochs or self.num_epochs
+        epoch += self.status == "running" and epoch != num_epochs
+        return f"{self.status} at epoch {epoch}" + (f" of {num_epochs}" if num_epochs else "")
 
 
 NEW = State()
@@ -68,16 +68,12 @@ NEW = State()
 
 def read_states(study_dir: Path) -> dict[str, State]:
     """Return the states of all runs of a study, by run id."""
-    try:
-        names = sorted(
-            one.name
-            for one in os.scandir(study_dir)
-            if not one.name.startswith(".") and one.is_dir()
-        )
-    except FileNotFoundError:
+    if not study_dir.is_dir():
         return {}
-    found = ((name, state_of_run(study_dir / name)) for name in names)
-    return {name: state for name, state in found if state is not NEW}
+    entries = [one for one in os.scandir(study_dir) if one.name[0] != "." and one.is_dir()]
+    names = sorted(entry.name for entry in entries)
+    states = {name: state_of_run(study_dir / name) for name in names}
+    return {name: state for name, state in states.items() if state is not NEW}
 
 
 def state_of_run(folder: Path) -> State:
@@ -88,9 +84,8 @@ def state_of_run(folder: Path) -> State:
     """
     paths = RunPaths(folder)
     try:
-        ended = read_ended(paths)
-        if ended:
-            return _ended(*ended, paths)
+        if files := read_ended(paths):
+            return _ended(*files, paths)
         return _under_way(paths) if paths.config.exists() else NEW
     except (ValueError, KeyError, TypeError, OSError) as error:
         return State("damaged", str(error))
@@ -112,79 +107,72 @@ def _ended(summary: Mapping[str, Any], meta: Mapping[str, Any], paths: RunPaths)
     )
 
 
-class _Recorded:
+class _UnderWay:
     """The facts read so far from the records of a run that has no summary yet, such as its finished
     epochs.
     """
 
     def __init__(self, metrics: Path) -> None:
         self.num_epochs: int | None = None
-        self.epochs: list[tuple[int, float]] = []  # (epoch number, seconds of training)
+        self.epochs: list[dict[str, Any]] = []
         self.epochs_done = 0.0
         self.scores: dict[str, Any] = dict.fromkeys(_SCORES)
-        self._file = Following(metrics)
+        self._metrics, self._file = metrics, GrowingFile(metrics)
+        self._num_lines = 0
 
     def look(self) -> bool:
         """Read the records that the run has written since the last call. Return False if records
         that were read before are gone.
+
+        Raises:
+            Damaged: As in `read_records`; this object is then of no more use.
+            Newer: As in `read_records`; the same.
         """
-        news = self._file.news()
-        for record in news or ():
-            if record["type"] == "start":
+        lines = self._file.new_lines()
+        records = []
+        for line in lines or ():
+            self._num_lines += 1
+            records.append(checked(line, f"{self._metrics}:{self._num_lines}"))
+        for record in records:
+            kind = record["type"]
+            if kind == "start":
                 self.num_epochs = self.num_epochs or record["config"]["epochs"]
-            elif record["type"] == "step":
-                self.epochs_done = record["epochs_done"]
-            elif record["type"] == "evaluation":
-                self.epochs_done = record.get("epochs_done") or self.epochs_done
-                self._score(record)
-            elif record["type"] == "epoch":
-                # A resumed run repeats epochs: the later record of one counts.
-                while self.epochs and self.epochs[-1][0] >= record["epoch"]:
-                    self.epochs.pop()
-                self.epochs.append((record["epoch"], record["train_seconds"]))
-                self.epochs_done = float(record["epoch"])
-                self._score(record)
-        return news is not None
-
-    def _score(self, record: Mapping[str, Any]) -> None:
-        known = {name: record.get(name) for name in _SCORES}
-        self.scores |= {name: score for name, score in known.items() if score is not None}
+            elif kind in ("step", "evaluation", "epoch"):
+                done = record["epoch"] if kind == "epoch" else record.get("epochs_done")
+                self.epochs_done = float(done or self.epochs_done)
+                scores = {name: record.get(name) for name in _SCORES}
+                self.scores |= {name: score for name, score in scores.items() if score is not None}
+        self.epochs = numbered([*self.epochs, *records], "epoch")
+        return lines is not None
 
 
-_RECORDED: dict[Path, _Recorded] = {}  # kept, as a study is read every few seconds to watch it
-
-
-def _recorded(metrics: Path) -> _Recorded:
-    found = _RECORDED.setdefault(metrics, _Recorded(metrics))
-    if not found.look():
-        found = _RECORDED[metrics] = _Recorded(metrics)
-        found.look()
-    return found
+_UNDER_WAY: dict[Path, _UnderWay] = {}  # kept, as a study is read every few seconds to watch it
 
 
 def _under_way(paths: RunPaths) -> State:
-    recorded = _recorded(paths.metrics)
+    run = _UNDER_WAY.pop(paths.metrics, None) or _UnderWay(paths.metrics)
+    if not run.look():  # records that were read before are gone
+        run = _UnderWay(paths.metrics)
+        run.look()
+    _UNDER_WAY[paths.metrics] = run
     is_running = claims.is_run_claimed(paths.folder)
+    was_killed = (
+        "it was killed with the process that ran it, or the disk had no space for its summary"
+    )
+    beside_others = False
+    with suppress(ValueError):  # a damaged meta.json is no reason to repeat a run
+        beside_others = bool(read_meta(paths).get("beside_others"))
     return State(
         "running" if is_running else "interrupted",
-        ""
-        if is_running
-        else "it was killed with the process that ran it, or the disk had no space for its summary",
-        epochs_done=recorded.epochs_done,
-        num_epochs=recorded.num_epochs,
-        whole_epochs=len(recorded.epochs),
-        train_seconds=sum(seconds for _, seconds in recorded.epochs) if recorded.epochs else None,
+        "" if is_running else was_killed,
+        epochs_done=run.epochs_done,
+        num_epochs=run.num_epochs,
+        whole_epochs=len(run.epochs),
+        train_seconds=sum(epoch["train_seconds"] for epoch in run.epochs) if run.epochs else None,
         can_resume=is_running or bool(checkpoints(paths)),
-        beside_others=_was_beside_others(paths),
-        **recorded.scores,
+        beside_others=beside_others,
+        **run.scores,
     )
-
-
-def _was_beside_others(paths: RunPaths) -> bool:
-    try:
-        return bool(read_meta(paths).get("beside_others"))
-    except ValueError:  # a damaged meta.json is no reason to repeat a run
-        return False
 
 
 def counted(statuses: Iterable[str]) -> str:
