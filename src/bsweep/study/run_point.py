@@ -8,11 +8,10 @@ import itertools
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bsweep.config import user_code
 from bsweep.config.run import RunConfig
@@ -209,32 +208,16 @@ def read_earlier(paths: RunPaths) -> Earlier:
                 return Earlier(result=summary["status"])
         checkpoint, lost = soundest(paths)
         damage = lost or damage
-        if checkpoint:
-            return _resumable(paths, checkpoint, lost, summary, meta)
-        damage = damage or damage_of_records(paths, summary)
+        if checkpoint is None:
+            damage = damage or damage_of_records(paths, summary)
+            return Earlier(damage=damage.removesuffix(f". {reading.REMEDY}"))
+        facts = checkpoint.facts()
+        assert facts, checkpoint
+        content = (reading.content_of(paths.metrics) or b"")[: facts["metrics_bytes"]]
+        records, _ = reading.records_in(content, paths.metrics, crc32=facts["metrics_crc32"])
+        reading.refuse_repeated(records, paths.metrics)
     except Damaged as error:
-        damage = str(error)
-    return Earlier(damage=damage.removesuffix(f". {reading.REMEDY}"))
-
-
-def _resumable(
-    paths: RunPaths,
-    checkpoint: Checkpoint,
-    lost: str,
-    summary: Mapping[str, Any] | None,
-    meta: Mapping[str, Any],
-) -> Earlier:
-    """Return what a run takes over that resumes from a checkpoint; `lost` is the damage of a later
-    one.
-
-    Raises:
-        Damaged: If the records until the checkpoint have an epoch twice.
-    """
-    facts = checkpoint.facts()
-    assert facts, checkpoint
-    content = (reading.content_of(paths.metrics) or b"")[: facts["metrics_bytes"]]
-    records, _ = reading.records_in(content, paths.metrics, crc32=facts["metrics_crc32"])
-    reading.refuse_repeated(records, paths.metrics)
+        return Earlier(damage=str(error).removesuffix(f". {reading.REMEDY}"))
     if summary:
         wall_seconds = summary["wall_seconds"] or 0.0
     else:  # the run was killed together with its launcher
