@@ -25,7 +25,7 @@ from bsweep.launch import failure, lifeline, stop
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.launch.outcome import Outcome
 from bsweep.numerics import objective
-from bsweep.runlog.errors import WorkerLost, errors_reported, said_by, worker_lost
+from bsweep.runlog.errors import WorkerLost, described, errors_reported, worker_lost
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.taken import FORM
 from bsweep.strategies import ddp
@@ -229,7 +229,7 @@ def test_nodes_that_slurm_lost_together_are_all_named(
 
 
 def test_an_error_is_told_from_its_first_line_on() -> None:
-    assert [said_by(error) for error in (AssertionError(), ValueError("\n\nno"))] == [
+    assert [described(error) for error in (AssertionError(), ValueError("\n\nno"))] == [
         "AssertionError",
         "ValueError: no",
     ]
