@@ -261,7 +261,6 @@ def test_a_plan_can_try_points_where_none_is_finished_and_leaves_no_trace(tmp_pa
         (("stop", "results/mine"), "nothing to stop"),
         (("retry", "results/mine", "--status", "failed"), "nothing to retry"),
         (("retry", "results/mine", "--status", "faild"), "Did you mean 'failed'?"),
-        (("retry", "results/mine", "--status", ","), "--status ',' names no state. Known: failed,"),
         (("status",), "usage: bsweep status"),
         (("plan", "lokal_batch=8"), "Did you mean 'local_batch'?"),
     ],
