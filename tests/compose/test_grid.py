@@ -54,7 +54,7 @@ GRIDS = {
         ["local_batch=4", "local_batch=2"],
         ["local_batch=8"],
         ["~seed", "data=synthetic"],
-        ["seed=1", "+seed=3", "hydra.job.name=n"],
+        ["seed=1", "+seed=3", "epochs=2"],
     ),
     "an experiment": (
         ["experiment=quickstart"],
