@@ -410,7 +410,7 @@ def test_a_run_that_was_retried_ends_the_search_by_a_signal_alone(
     def launched(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
         tries.append(1)
         if len(tries) == 1:
-            return Outcome("failed", "a host was lost", may_pass=True)
+            return Outcome("failed", "a host was lost", can_be_retried=True)
         paths.alive(0).parent.mkdir(parents=True, exist_ok=True)
         paths.alive(0).touch()
         if has_signal:

@@ -30,7 +30,7 @@ LIMITS = "launch.memory_limit_mb=[64,64]"
         (LIMITS, HOROVODRUN, "memory_limit_mb inside horovodrun.*Leave horovodrun out"),
         (f"{SRUN} {LIMITS}", ALLOCATION, "not the memory of GPUs: set device=cpu, or leave"),
         (f"{SRUN} num_workers=6", ALLOCATION, "num_workers=6, but .* 5 slots .n01:2,n02:2,gpu7:1"),
-        ("launch.environment=[NOT_SET_HERE]", {}, r"\[\"NOT_SET_HERE\"\]: NOT_SET_HERE not set"),
+        ("launch.environment=[NOT_SET_HERE]", {}, "launch.environment: NOT_SET_HERE not set"),
     ],
 )
 def test_where_a_point_cannot_be_launched_it_is_refused(

@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,11 +19,10 @@ import torch.distributed as dist
 from torch import nn
 
 from bsweep.config.run import RunConfig
-from bsweep.core import parent_process
+from bsweep.core import signals
 from bsweep.core.ranks import Place
 from bsweep.launch import failure, lifeline, stop
-from bsweep.launch.launcher import LaunchRequest
-from bsweep.launch.outcome import Outcome
+from bsweep.launch.launcher import LaunchRequest, Outcome
 from bsweep.numerics import objective
 from bsweep.runlog.errors import WorkerLost, described, errors_reported, worker_lost
 from bsweep.runlog.files import RunPaths, write_json
@@ -68,8 +67,9 @@ def outcome_of(
     is_starved: bool = False,
 ) -> Outcome:
     paths.launcher_log.write_text(console)
-    config, log = point(*overrides), paths.launcher_log
-    return failure.outcome(config, paths, failures, log, codes, is_starved=is_starved)
+    request = LaunchRequest(point(*overrides), paths, lambda: None)
+    log = paths.launcher_log
+    return failure.outcome(request, failures, log, codes, is_starved=is_starved)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,13 @@ def test_unequal_steps_of_ranks_are_said_beside_the_first_error(
     own = ("program=own", "program.command=ls", "epochs=2", "launch=torchrun")
     config = compose("local_batch=4", "num_workers=2", *own)
     paths.launcher_log.touch()
-    outcome = failure.outcome(config, paths, [(0, 1)], paths.launcher_log)
+    request = LaunchRequest(config, paths, lambda: None)
+    outcome = failure.outcome(request, [(0, 1)], paths.launcher_log)
     assert outcome.message.startswith("rank 0 ended" if is_consequence else "rank 0 failed: Out")
     assert "rank 1 ended epoch 1 after 4 steps in all, and rank 0 has begun step 5" in (
         outcome.message
     )
-    assert not outcome.may_pass
+    assert not outcome.can_be_retried
 
 
 @pytest.mark.parametrize("code", [-signal.SIGSEGV, 128 + signal.SIGSEGV])
@@ -225,7 +226,7 @@ def test_nodes_that_slurm_lost_together_are_all_named(
     outcome = outcome_of(paths, [], "launch=srun", console=lost, codes=[1])
     assert re.findall(r"host (\w+) is lost", outcome.message) == ["n01", "n02", "n04"]
     assert "SLURM lost the node: ask SLURM about the node" in outcome.message
-    assert outcome.may_pass
+    assert outcome.can_be_retried
 
 
 def test_an_error_is_told_from_its_first_line_on() -> None:
@@ -255,7 +256,7 @@ def test_tries_are_further_and_further_apart(
         return (
             Outcome("diverged")
             if len(pauses) == 9
-            else Outcome("failed", "a host was lost", may_pass=True)
+            else Outcome("failed", "a host was lost", can_be_retried=True)
         )
 
     assert run_point(config, [], Progress(1), start) == "diverged"
@@ -263,9 +264,9 @@ def test_tries_are_further_and_further_apart(
 
 
 def test_a_pause_between_tries_ends_with_the_sweep() -> None:
-    with ThreadPoolExecutor() as pool, stop.Signals() as signals:
+    with ThreadPoolExecutor() as pool, stop.Signals() as stops:
         waiting = pool.submit(stop.pause, 60)
-        signals.ask_all()
+        stops.ask_all()
         with pytest.raises(KeyboardInterrupt):
             waiting.result(30)
     stop.pause(0)
@@ -273,9 +274,9 @@ def test_a_pause_between_tries_ends_with_the_sweep() -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """The lifeline of a start."""
+    """The lifeline of a team."""
     file = tmp_path / "lifeline"
-    lifeline.begin(file)
+    file.write_text("The launcher lives.")
     return file
 
 
@@ -283,39 +284,13 @@ def watched(file: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(lifeline.words(file, 600, ["sleep", "600"]))
 
 
-def test_what_a_start_has_left_on_a_host_ends_when_another_one_begins(file: Path) -> None:
-    """Though somebody touches the file, as the launcher of the other start does."""
-    left = watched(file)
-    lifeline.begin(file)
-    ours = watched(file)
-    assert left.wait(60) == 1
-    assert ours.poll() is None
-    file.write_text("")
-    assert ours.wait(60) == 1, "what starts processes lets go of them when it ends"
-
-
-def test_a_start_that_has_gone_on_to_another_run_goes_by_that_one_alone(
-    file: Path, tmp_path: Path
-) -> None:
-    """The run before may be retried, by another sweep, while this one's processes train
-    elsewhere.
-    """
-    before, now = tmp_path / "before", tmp_path / "now"
-    lifeline.go_on(file, before)
-    ours = watched(file)
-    lifeline.go_on(file, now)
-    lifeline.begin(before)
-    with pytest.raises(subprocess.TimeoutExpired):
-        ours.wait(5)
-    lifeline.begin(now)
-    assert ours.wait(60) == 1
-
-
-def test_what_a_start_has_left_ends_where_its_file_is_gone(file: Path) -> None:
-    left = watched(file)
+@pytest.mark.parametrize("end", [lambda file: file.write_text(""), Path.unlink])
+def test_what_runs_on_a_host_ends_with_its_team(file: Path, end: Callable[[Path], object]) -> None:
+    team = watched(file)
     time.sleep(3)  # until it has seen the file: one that it has never seen may be late
-    file.unlink()
-    assert left.wait(60) == 1
+    assert team.poll() is None
+    end(file)
+    assert team.wait(60) == 1
 
 
 def test_a_command_on_a_host_ends_when_what_watches_it_is_killed(
@@ -332,11 +307,11 @@ def test_a_command_on_a_host_ends_when_what_watches_it_is_killed(
 def test_what_lost_its_launcher_while_it_imported_ends_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(parent_process, "end_with_parent", lambda: None)
-    parent_process.end_with_launcher()  # of what nobody names a launcher is known
-    monkeypatch.setenv(parent_process.LAUNCHER, str(os.getppid()))
-    parent_process.end_with_launcher()
-    monkeypatch.setenv(parent_process.LAUNCHER, "1")
+    monkeypatch.setattr(signals, "end_with_parent", lambda: None)
+    signals.end_with_launcher()  # of what nobody names a launcher is known
+    monkeypatch.setenv(signals.LAUNCHER, str(os.getppid()))
+    signals.end_with_launcher()
+    monkeypatch.setenv(signals.LAUNCHER, "1")
     with pytest.raises(SystemExit, match="has ended"):
         worker.work_and_leave(pytest.fail)
 

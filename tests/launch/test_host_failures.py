@@ -4,7 +4,6 @@ or as the cause.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ import pytest
 
 from bsweep import launch
 from bsweep.config.run import RunConfig
-from bsweep.launch import horovodrun, lifeline, machine_facts, preflight, ssh
+from bsweep.launch import horovodrun, hosts_check, machine_facts, ssh
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
 from tests.support.launching import Scripted
@@ -126,7 +125,7 @@ def test_only_hosts_whose_connection_ended_are_named_as_lost(tmp_path: Path) -> 
 def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
     config = over("launch.hosts='localhost:1,nowhere.invalid:1'", f"results_dir={tmp_path}")
     outcome = launch.launch(config, RunPaths(tmp_path / "run"), lambda: None)
-    assert outcome.may_pass
+    assert outcome.can_be_retried
     assert outcome.status == "failed"
     assert "nowhere.invalid: ssh cannot enter the host: Could not resolve" in outcome.message
     assert not list(tmp_path.iterdir())
@@ -134,9 +133,8 @@ def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
 
 def problems_of(config: RunConfig, **changes: object) -> list[str]:
     """What is wrong with h2 if it says what this machine says, but for these changes."""
-    here = json.loads(json.dumps(machine_facts.facts(machine_facts.Request(device="cpu"))))
-    answers = [preflight.Answer("", here), preflight.Answer("h2", {**here, **changes})]
-    return preflight.host_problems(config, {"h2": 2}, answers)
+    here = json.loads(json.dumps(machine_facts.facts(device="cpu")))
+    return hosts_check.host_problems(config, {"h2": 2}, {"": here, "h2": {**here, **changes}})
 
 
 @pytest.mark.parametrize(
@@ -162,7 +160,7 @@ def test_what_differs_on_a_host_is_told_with_a_remedy(
 
 
 def test_equal_hosts_and_another_build_of_one_torch_are_accepted() -> None:
-    versions = machine_facts.facts(machine_facts.Request())["versions"]
+    versions = machine_facts.facts()["versions"]
     other = f"{versions['torch'].partition('+')[0]}+other"
     assert problems_of(over(), versions={**versions, "torch": other}) == []
 
@@ -179,9 +177,8 @@ def test_horovodrun_gets_the_interface_that_reaches_other_machines(
     config = over(f"launch.hosts='{hosts}'", "launch.network_interface=eth0")
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
-    lifeline.begin(paths.lifeline)
     request = LaunchRequest(config, paths, lambda: None)
-    (words,) = horovodrun.Horovodrun().commands(request, [], paths.lifeline)
+    (words,) = horovodrun.Horovodrun().commands(request, [], tmp_path / "lifeline")
     assert ("--network-interfaces" in words) is is_named
 
 
@@ -206,17 +203,17 @@ def test_a_host_can_look_for_data_that_code_of_ones_own_makes(
     model = ("model=timm", "model.architecture=resnet18", f"model.weights={tmp_path}/w.pth")
     hosts = "launch.hosts='localhost:1,h2:1'"
     config = compose("num_workers=2", "local_batch=8", hosts, *data, *model).resolved()
-    here, _, there = preflight.ask_all(config, ["localhost", "h2"])
-    assert here.facts, there.problem
-    assert there.facts, there.problem
-    assert there.facts["problems"] == []
-    assert there.facts["data"] == here.facts["data"] is not None
-    assert there.facts["weights"] == hashlib.sha256(b"weights").hexdigest()
+    here, _, there = hosts_check.ask_all(config, ["localhost", "h2"]).values()
+    assert there["problems"] == []
+    assert there["data"] == here["data"] is not None
+    assert there["weights"] == hashlib.sha256(b"weights").hexdigest()
     for digest, said in (("", "cannot be read there"), ("c0ffee", "is another file there")):
-        other = dataclasses.replace(there, facts={**there.facts, "weights": digest})
-        problems = preflight.host_problems(config, {"h2": 1}, [here, other])
+        answers = {"": here, "h2": {**there, "weights": digest}}
+        problems = hosts_check.host_problems(config, {"h2": 1}, answers)
         assert f"h2: model.weights={tmp_path}/w.pth {said}: give all" in "\n".join(problems)
-    assert "weights" not in "\n".join(preflight.host_problems(config, {"h2": 1}, [here, there]))
+    assert "weights" not in "\n".join(
+        hosts_check.host_problems(config, {"h2": 1}, {"": here, "h2": there})
+    )
     (tmp_path / "w.pth").unlink()
     assert machine_facts.weights_digest(config.model) == ""
 
@@ -235,10 +232,9 @@ def test_a_host_that_does_not_answer_is_told_in_few_words(
     script: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh.OverSsh, "on_host", lambda *given: ["sh", "-c", script])
-    answer = preflight.ask("h2", over().launch, machine_facts.Request())  # type: ignore[arg-type]
-    assert answer.facts is None
-    assert answer.problem.startswith(said)
-    assert len(answer.problem) < 800
+    answer = hosts_check.ask("h2", over().launch, {})  # type: ignore[arg-type]
+    assert answer["problem"].startswith(said)
+    assert len(answer["problem"]) < 800
 
 
 def test_a_key_that_ssh_would_not_take_is_told(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_the_doctor_examines_hosts_and_says_what_to_mend(
 
 
 def test_the_doctor_says_that_nccl_has_too_little_shared_memory() -> None:
-    said_here = machine_facts.facts(machine_facts.Request(device="cpu"))
+    said_here = machine_facts.facts(device="cpu")
     facts = {**said_here, "slots": None, "gpus": 2}
     machines = {"h1": {**facts, "free_shared_bytes": 64_000_000}, "h2": facts}
     found = [said for said in doctor._to_mend(compose("local_batch=8"), machines) if "shm" in said]

@@ -5,7 +5,7 @@ another.
 from __future__ import annotations
 
 import os
-import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 from bsweep.config import user_code
-from bsweep.launch import team as leading
+from bsweep.launch import pool as leading
+from bsweep.launch.launcher import LaunchRequest
+from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
-from bsweep.train import team_worker
-from bsweep.train.team_worker import TeamPaths
+from bsweep.train import team_files
+from bsweep.train.team_files import TeamPaths
 from tests.study.test_run import runs
 from tests.support.gpus import on_gpus
+from tests.support.launching import Scripted
 from tests.support.running import TINY, before, compose, exits, ran_ok, summaries
 
 POINT = (*TINY, "model=tiny_cnn", "epochs=2", "log_every_steps=1")
@@ -161,16 +164,27 @@ def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -
     assert keys[2] != leading.key_of(compose("local_batch=8", "num_workers=2"))
 
 
-def test_who_had_better_train_no_other_point_says_so(tmp_path: Path) -> None:
-    led = leading.Team.__new__(leading.Team)
-    led._through, led._num_points = [tmp_path / "0", tmp_path / "1"], 2
-    led._touched_at = time.monotonic()
-    for second, is_spoilt in ((b".", False), (team_worker.SPOILT, True)):
-        for path, last in zip(led._through, (b".", second), strict=True):
-            path.write_bytes(b"." + last)
-        led.look_after()
-        assert led.is_through
-        assert led.is_spoilt == is_spoilt
+@pytest.mark.parametrize("report", [team_files.FIT, team_files.UNFIT])
+def test_a_team_is_kept_unless_a_process_should_train_no_other_point(
+    tmp_path: Path, report: bytes
+) -> None:
+    """The processes are scripts, which report without training."""
+    config = compose(*TINY, "local_batch=8", "num_workers=2", f"results_dir={tmp_path}", "study=s")
+    later = replace(config, seed=1)
+    paths = RunPaths(config.study_dir / config.run_id)
+    paths.logs.mkdir(parents=True)
+    teams = leading.ProcessPool()
+    teams.expect([later])
+    request = LaunchRequest(config, paths, lambda: None)
+    with teams.team_for(request, Scripted(["sleep", "2"])) as team:
+        (folder,) = config.study_dir.glob(".team.*")
+        for rank, byte in enumerate((team_files.FIT, report)):
+            TeamPaths(folder).done(rank).write_bytes(byte)
+        team.look_after()
+        assert team.is_done
+    assert (team.commands[0].poll() is None) == (report == team_files.FIT) == folder.exists()
+    teams.end()
+    assert not folder.exists()
 
 
 def test_who_hears_of_no_launcher_any_more_ends(
@@ -189,8 +203,8 @@ def test_who_hears_of_no_launcher_any_more_ends(
             paths.points.write_text("first\nsecond\nhalf a line")
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr(team_worker, "time", clock)
-    lines = team_worker._lines(paths)
+    monkeypatch.setattr(team_files, "time", clock)
+    lines = team_files._lines(paths)
     assert list(islice(lines, 2)) == [b"first", b"second"]
     assert now == [300], "it waits as long as its launcher lives"
     with pytest.raises(SystemExit, match="has shown no sign of life"):

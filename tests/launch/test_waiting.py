@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bsweep.launch.waiting import Seen, Waiting, cause_of_stall
+from bsweep.launch.waiting import Waiting, cause_of_stall
 from tests.support.running import TINY, compose
 
 LAUNCHED_AT = 1000.0  # the file time of the records when the point was launched
@@ -23,24 +23,24 @@ def seen(
     seconds: float,
     codes: Sequence[int | None] = (None,),
     signs: Sequence[float] = (0.0, 0.0),
-) -> Seen:
+) -> tuple[float, Sequence[int | None], float]:
     """A look after `seconds`; `signs` are the file times of the ranks' last signs of life."""
-    return Seen(seconds, codes, dict(enumerate(signs)), LAUNCHED_AT)
+    return seconds, codes, max(LAUNCHED_AT, *signs)
 
 
 def watched(wait: Waiting, first: float, last: float, signs: Sequence[float] = (0.0, 0.0)) -> bool:
     """Whether the wait is over when the launcher has looked from `first` to `last`."""
     seconds = first
     while seconds < last:
-        assert not wait.is_over(seen(seconds, signs=signs))
+        assert not wait.is_over(*seen(seconds, signs=signs))
         seconds += 4
-    return wait.is_over(seen(last, signs=signs))
+    return wait.is_over(*seen(last, signs=signs))
 
 
 def seconds_until_over(wait: Waiting, first: float, codes: Sequence[int | None]) -> float:
     """The seconds after `first` at which the wait is over, by steps of a quarter of a second."""
     seconds = first
-    while not wait.is_over(seen(seconds, codes)):
+    while not wait.is_over(*seen(seconds, codes)):
         seconds += 0.25
         assert seconds < 1000
     return seconds - first
@@ -49,7 +49,7 @@ def seconds_until_over(wait: Waiting, first: float, codes: Sequence[int | None])
 def test_workers_that_never_begin_are_a_timeout_of_the_start() -> None:
     wait = waiting("strategy=ddp", "launch.start_timeout_seconds=60")
     assert not watched(wait, 0, 60)
-    assert wait.is_over(seen(60.1))
+    assert wait.is_over(*seen(60.1))
     assert wait.timeout
     assert "launch.start_timeout_seconds=60" in wait.timeout
 
@@ -57,7 +57,7 @@ def test_workers_that_never_begin_are_a_timeout_of_the_start() -> None:
 def test_workers_that_fall_silent_are_a_timeout() -> None:
     wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
     assert not watched(wait, 50, 90, (1049.0, 1048.0))
-    assert wait.is_over(seen(90.1, signs=(1049.0, 1048.0)))
+    assert wait.is_over(*seen(90.1, signs=(1049.0, 1048.0)))
     assert wait.has_stalled
     assert wait.timeout == "no sign of life for launch.stall_timeout_seconds=40"
 
@@ -65,9 +65,9 @@ def test_workers_that_fall_silent_are_a_timeout() -> None:
 def test_time_in_which_the_launcher_was_stopped_itself_is_no_silence() -> None:
     wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
     assert not watched(wait, 50, 60, (1049.0, 1048.0))
-    assert not wait.is_over(seen(1000, signs=(1049.0, 1048.0))), "the workers were stopped, too"
+    assert not wait.is_over(*seen(1000, signs=(1049.0, 1048.0))), "the workers were stopped, too"
     assert not watched(wait, 1001, 1025, (1049.0, 1048.0)), "10 + 5 + 25 s"
-    assert wait.is_over(seen(1025.1, signs=(1049.0, 1048.0)))
+    assert wait.is_over(*seen(1025.1, signs=(1049.0, 1048.0)))
     assert wait.has_stalled
 
 
@@ -87,7 +87,7 @@ def test_a_stall_is_blamed_on_what_stopped_and_not_on_what_waits_for_it(
 ) -> None:
     config = compose("local_batch=8", "num_workers=2", "strategy=ddp", *TINY)
     first, second = (dict(enumerate(signs)) for signs in (before, after))
-    cause = cause_of_stall(config, first, second, seen(50, signs=(1049.0, 1048.0)))
+    cause = cause_of_stall(config, first, second, {0: 1049.0, 1: 1048.0})
     assert cause.startswith(said)
 
 
@@ -104,7 +104,7 @@ def test_a_sign_of_life_counts_even_after_a_clock_was_set_back() -> None:
 def test_the_others_have_a_grace_period_after_the_first_failure(stall: int, grace: float) -> None:
     wait = waiting("strategy=ddp", f"launch.stall_timeout_seconds={stall}")
     assert seconds_until_over(wait, 5, [1, None]) == grace + 0.25
-    assert wait.timeout is None
+    assert not wait.timeout
 
 
 def test_after_a_lost_connection_ssh_has_time_to_give_up_further_hosts() -> None:

@@ -8,8 +8,8 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from bsweep.launch import warm
-from bsweep.launch.outcome import Outcome
+from bsweep.launch import inline, warm
+from bsweep.launch.launcher import Outcome
 from bsweep.runlog.files import RunPaths
 from tests.support.gpus import on_gpus
 from tests.support.running import TINY, before, bsweep, compose, forks, summaries
@@ -72,7 +72,7 @@ def test_points_leave_no_memory_to_the_next(
         order.append("agreed")
         return [report]
 
-    monkeypatch.setattr(warm, "_attempt", lambda *_: order.append("trained"))
+    monkeypatch.setattr(inline, "train", lambda *_: order.append("trained"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
     monkeypatch.setattr(hvd, "allgather_object", agree)
     monkeypatch.setattr(warm, "recorded", lambda _: Outcome("completed"))

@@ -19,6 +19,7 @@ import bsweep as package
 from bsweep import analysis
 from bsweep.cli import run
 from bsweep.launch import failure
+from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.summary import ended
 from bsweep.study import states
@@ -110,7 +111,8 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
     assert f"no space left for {tiny_disk}/s/report. Free some" in report.stderr
     # Its launcher had no room for what it had to say.
     silent = RunPaths(next(tiny_disk.glob("s/b8_*")))
-    launcher = failure.outcome(compose("local_batch=8"), silent, [], Path(os.devnull), [120])
+    request = LaunchRequest(compose("local_batch=8"), silent, lambda: None)
+    launcher = failure.outcome(request, [], Path(os.devnull), [120])
     assert f"no space left for {silent.logs}. Free some space there" in launcher.message
     ballast.unlink()
     again = ran_ok("run", *SHORT, there, cwd=cwd)
@@ -139,10 +141,10 @@ def test_a_full_folder_for_temporary_files_is_named(
     remedy = (
         f"no space left for {tiny_disk}. Free some space there, or name another folder by TMPDIR"
     )
-    config, nothing = compose("local_batch=8"), Path(os.devnull)
+    request = LaunchRequest(compose("local_batch=8"), paths, lambda: None)
 
     def message(code: int) -> str:
-        return failure.outcome(config, paths, [(0, code)], nothing).message
+        return failure.outcome(request, [(0, code)], Path(os.devnull)).message
 
     stderr = paths.rank_logs(0) / "stderr"
     for said in ("", f"OSError: [Errno 28] {os.strerror(errno.ENOSPC)}: 'x'"):

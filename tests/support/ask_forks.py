@@ -94,7 +94,7 @@ def main(path: str, *command: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """Do what a worker does, whose fork has another parent: `core.parent_process`."""
+    """Do what a worker does, whose fork has another parent: `core.signals`."""
     import ctypes  # which takes time, and which only workers need
 
     pr_set_pdeathsig = 1

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bsweep.compose import hydra_grid, words
-from bsweep.core import parent_process
+from bsweep.core import signals
 from bsweep.runlog import reading, records
 from bsweep.runlog.json_schemas import Meta, Summary
 
@@ -57,7 +57,7 @@ _HIGH = 500  # numbers from here on are nobody's
 
 
 def main(path: str) -> None:
-    parent_process.end_with_parent()
+    signals.end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     gc.disable()  # nothing of this is garbage
     has_horovod = importlib.util.find_spec("horovod") is not None  # most tests do without
@@ -175,7 +175,7 @@ def _become(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    os.environ.pop(parent_process.LAUNCHER, None)  # the parent is another here
+    os.environ.pop(signals.LAUNCHER, None)  # the parent is another here
     tempfile.tempdir = None  # what was found here is not where the variables say
     option, what, *arguments = command
     if option != "-c":

@@ -37,7 +37,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bsweep.compose.words import as_hydra_takes
 from bsweep.config.parsing import conf_dir, parse
 from bsweep.config.run import RunConfig
-from bsweep.core import parent_process
+from bsweep.core import signals
 from tests.support.ask_forks import ask
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ def popen(
         stdout=output,
         stderr=output,
         text=True,
-        preexec_fn=parent_process.end_with_parent,
+        preexec_fn=signals.end_with_parent,
     )
 
 

@@ -14,7 +14,7 @@ from bsweep.config.launch import ProcessesConfig, slots_by_host
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.words import aligned
-from bsweep.launch import check_hosts, preflight, ssh
+from bsweep.launch import check_hosts, hosts_check, ssh
 
 _LEAST_FREE_BYTES = 1 << 30
 
@@ -53,28 +53,26 @@ def examine(config: RunConfig) -> dict[str, Any]:
     launch = config.launch
     assert isinstance(launch, ProcessesConfig), launch
     slots = slots_by_host(launch.named_hosts)
-    answers = preflight.ask_all(config, list(slots), is_thorough=True)
+    answers = hosts_check.ask_all(config, slots, is_thorough=True)
     machines = {
-        answer.host or "this machine": {
-            **(answer.facts or {"problem": answer.problem}),
-            "slots": slots.get(answer.host),
-        }
-        for answer in (answers if not slots or not any(map(ssh.is_here, slots)) else answers[1:])
+        host or "this machine": {**facts, "slots": slots.get(host)}
+        for host, facts in answers.items()
+        if host or not any(map(ssh.is_here, slots))
     }
     to_mend = [
-        *preflight.host_problems(config, slots, answers),
+        *hosts_check.host_problems(config, slots, answers),
         *_to_mend(config, machines),
     ]
     return {"machines": machines, "to_mend": list(dict.fromkeys(to_mend))}
 
 
 def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield messages about problems of machines that `preflight.host_problems` does not report,
+    """Yield messages about problems of machines that `hosts_check.host_problems` does not report,
     such as a full disk.
     """
     for name, facts in machines.items():
         if "problem" in facts:
-            continue  # `preflight.host_problems` has reported it
+            continue  # `hosts_check.host_problems` has reported it
         if name == "this machine":
             yield from (f"{name}: {problem}" for problem in facts["problems"])
             if config.launch.uses_horovod and facts["unresolved_name"]:

@@ -53,7 +53,7 @@ _COUNTS = ("SLURM_GPUS_ON_NODE", *_PER_NODE)
 def _slots(env: Mapping[str, str], num_nodes: int) -> list[int]:
     gpus = env.get("SLURM_GPUS_ON_NODE", "")
     if gpus.isdecimal() and int(gpus):
-        return [int(gpus)] * num_nodes  # this node's count; preflight reports nodes with fewer
+        return [int(gpus)] * num_nodes  # this node's count; hosts_check reports nodes with fewer
     for name in _PER_NODE:
         counts = expanded(env.get(name, ""))
         if len(counts) == num_nodes:  # inside a step the list may cover fewer nodes

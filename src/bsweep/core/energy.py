@@ -69,8 +69,8 @@ class Meter:
             return float("nan")
         used = {name: now[name] - begun[name] for name in now}
         return sum(
-            each if each >= 0 else each + self._ranges.get(name, float("nan"))
-            for name, each in used.items()
+            joules if joules >= 0 else joules + self._ranges.get(name, float("nan"))
+            for name, joules in used.items()
         )
 
 
@@ -79,10 +79,10 @@ def _joules_of(packages: list[Path], name: str) -> Reading | None:
     `energy_uj`, shows. Return None if there is no package, or a file cannot be read.
     """
     try:
-        found = {package.name: int((package / name).read_text()) / 1e6 for package in packages}
+        joules = {package.name: int((package / name).read_text()) / 1e6 for package in packages}
     except (OSError, ValueError):
         return None
-    return found or None
+    return joules or None
 
 
 def _gpu_counter(device: torch.device) -> Callable[[], Reading | None]:

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,12 +50,14 @@ def num_gpus(device: str) -> int:
     count = torch.cuda.device_count()
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return 0
-    listed = _listed("name,driver_version")
+    rows = _rows("name,driver_version")
     if torch.cuda.is_available():
-        _refuse_too_old(_listed("name,compute_cap"))
-    elif count or listed or _DEVICE.exists():
+        _refuse_too_old(_rows("name,compute_cap"))
+    elif count or rows or _DEVICE.exists():
+        names = f" ({', '.join(sorted({name for name, _ in rows}))})" if rows else ""
         raise ValueError(
-            f"{_counted(max(1, count, len(listed)), listed)}, but {_reason(listed)} {_ON_THE_CPU}"
+            f"{platform.node()} has {counted(max(1, count, len(rows)), 'GPU')}{names}, but "
+            f"{_reason(rows[0][1] if rows else 'unknown')} {_ON_THE_CPU}"
         )
     return count
 
@@ -95,11 +98,10 @@ def renew_random(device: torch.device) -> None:
 
 def driver_version() -> str | None:
     """Return the release of the loaded NVIDIA driver, such as 580.65.06; None if it is unknown."""
-    try:
-        found = re.search(r"Module.*?\s(\d+\.[\d.]+)", _DRIVER.read_text())
-    except OSError:
-        return None
-    return found[1] if found else None
+    with suppress(OSError):
+        match = re.search(r"Module.*?\s(\d+\.[\d.]+)", _DRIVER.read_text())
+        return match[1] if match else None
+    return None
 
 
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -107,88 +109,70 @@ _DEVICE = Path("/dev/nvidia0")
 _OLDER_BUILD = (
     "torch's build for CUDA 12.6 (for drivers from 525 and GPUs from compute capability 5.0 on)"
 )
-_ON_THE_CPU = (
-    "To train on the CPU instead, set device=cpu, or hide the GPUs: CUDA_VISIBLE_DEVICES=''."
-)
+_ON_THE_CPU = "To train on the CPU, set device=cpu, or hide the GPUs: CUDA_VISIBLE_DEVICES=''."
 # Driver releases by CUDA's major version, from NVIDIA's "CUDA Compatibility", section on minor
 # version compatibility.
-_OLDEST_DRIVERS = {
-    12: 525,
-    13: 580,
-}
+_OLDEST_DRIVERS = {12: 525, 13: 580}
 
 
-def _listed(fields: str) -> list[list[str]]:
+def _rows(fields: str) -> list[list[str]]:
     """Return each visible GPU's values of the given `nvidia-smi` fields; an empty list if
     `nvidia-smi` fails.
     """
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command += ["-i", visible]
     try:
-        found = subprocess.run(
-            [*command, "-i", visible] if visible else command,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
+        printed = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [[value.strip() for value in line.split(",")] for line in found.stdout.splitlines()]
+    return [[value.strip() for value in line.split(",")] for line in printed.splitlines()]
 
 
-def _counted(count: int, listed: list[list[str]]) -> str:
-    names = f" ({', '.join(sorted({gpu[0] for gpu in listed}))})" if listed else ""
-    return f"{platform.node()} has {counted(count, 'GPU')}{names}"
-
-
-def _reason(listed: list[list[str]]) -> str:
-    """Return the reason why torch cannot use this machine's GPUs, and what the user can install,
-    update or repair.
+def _reason(driver: str) -> str:
+    """Return the reason why torch cannot use this machine's GPUs with the given release of the
+    driver, and what the user can install, update or repair.
     """
     import torch
 
     build, cuda = f"torch {torch.__version__}", torch.version.cuda
-    driver = listed[0][1] if listed else "unknown"
     if cuda is None:
         return (
             f"{build} is built without CUDA: install a build with CUDA that suits driver {driver}."
         )
-    oldest = _OLDEST_DRIVERS.get(int(cuda.split(".")[0]))
-    if oldest and re.match(r"\d", driver) and int(driver.split(".")[0]) < oldest:
-        suits_older = int(driver.split(".")[0]) >= _OLDEST_DRIVERS[12]
+    oldest = _OLDEST_DRIVERS.get(int(cuda.split(".")[0]), 0)
+    release = int(match[0]) if (match := re.match(r"\d+", driver)) else oldest
+    if release < oldest:
+        other = f", or install {_OLDER_BUILD}" if release >= _OLDEST_DRIVERS[12] else ""
         return (
             f"their driver {driver} is too old for {build}, which is built for CUDA {cuda} and "
-            f"needs {oldest} or newer: update the driver"
-            f"{f', or install {_OLDER_BUILD}' if suits_older else ''}."
+            f"needs {oldest} or newer: update the driver{other}."
         )
+    error = "torch names no reason"
     try:
         torch.cuda.init()
-        said = "torch names no reason"
-    except (RuntimeError, AssertionError) as error:
-        said = str(error).partition("\n")[0].rstrip(".")
+    except (RuntimeError, AssertionError) as raised:
+        error = str(raised).partition("\n")[0].rstrip(".")
     return (
-        f"{build} for CUDA {cuda} cannot use them with driver {driver} ({said}): repair or update "
+        f"{build} for CUDA {cuda} cannot use them with driver {driver} ({error}): repair or update "
         "the driver."
     )
 
 
-def _refuse_too_old(listed: list[list[str]]) -> None:
+def _refuse_too_old(capabilities: list[list[str]]) -> None:
+    """Raise ValueError if torch is not built for a GPU, given the name and the compute capability
+    of each.
+    """
     import torch
 
-    built_for = [
-        int(found[1])
-        for sm in torch.cuda.get_arch_list()
-        if (found := re.fullmatch(r"sm_(\d+)[a-z]?", sm))
-    ]
-    known = [(name, re.fullmatch(r"(\d+)\.(\d)", capability)) for name, capability in listed]
+    matches = (re.fullmatch(r"sm_(\d+)[a-z]?", name) for name in torch.cuda.get_arch_list())
+    oldest = min(int(match[1]) for match in matches if match)
     too_old = {
-        f"{name} ({found[0]})"
-        for name, found in known
-        if found and int(found[1] + found[2]) < min(built_for)
+        f"{name} ({capability})"
+        for name, capability in capabilities
+        if re.fullmatch(r"\d+\.\d", capability) and int(capability.replace(".", "")) < oldest
     }
     if too_old:
-        oldest = min(built_for)
         raise ValueError(
             f"{platform.node()} has GPUs that are too old for torch {torch.__version__}, which "
             f"needs compute capability {oldest // 10}.{oldest % 10} or more: "

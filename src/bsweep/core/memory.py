@@ -9,13 +9,13 @@ import gc
 import re
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
-from bsweep.core.ranks import GROUPS, OWN_GROUP
+from bsweep.core.ranks import GROUPS, own_groups
 
 # Processes that only launch others do not import torch, because that takes seconds.
 if TYPE_CHECKING:
@@ -50,24 +50,25 @@ def limited(mebibytes: float | None) -> Iterator[None]:
     if mebibytes is None:
         yield
         return
-    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = _held_bytes() + int(mebibytes * 2**20)
-    resource.setrlimit(
-        resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
-    )
-    try:
+    with _data_limit(_status_bytes("VmData") + int(mebibytes * 2**20)):
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
 
-@contextmanager
-def unlimited() -> Iterator[None]:
+def unlimited() -> AbstractContextManager[None]:
     """Raise this process's memory limit, inside the `with` block, to the largest that the system
     lets it have, which is none by default.
     """
+    return _data_limit(None)
+
+
+@contextmanager
+def _data_limit(num_bytes: int | None) -> Iterator[None]:
+    """Limit the memory that counts against RLIMIT_DATA; None for the largest limit."""
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    limit = hard if num_bytes is None else num_bytes
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
         yield
     finally:
@@ -143,9 +144,14 @@ def peak_bytes(device: torch.device) -> int | None:
 
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError):
-        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-        return int(found[1]) * 1024 if found else None
+        return _status_bytes("VmHWM") or None
     return None
+
+
+def _status_bytes(name: str) -> int:
+    """Return a number that Linux shows for this process, such as VmHWM, in bytes; 0 if none."""
+    match = re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    return int(match[1]) * 1024 if match else 0
 
 
 def allocated_bytes(device: torch.device) -> int:
@@ -168,14 +174,9 @@ def num_kills() -> int:
     """Return how many processes of this process's memory group the kernel has killed for lack of
     memory so far; 0 if the kernel does not count them.
     """
-    files = []
-    with suppress(OSError):
-        for line in OWN_GROUP.read_text().splitlines():
-            _, controllers, name = line.split(":", 2)
-            if not controllers:  # of version 2
-                files.append(GROUPS / name.lstrip("/") / "memory.events")
-            elif "memory" in controllers.split(","):
-                files.append(GROUPS / "memory" / name.lstrip("/") / "memory.oom_control")
+    groups = own_groups()
+    counters = {"": "memory.events", "memory": "memory.oom_control"}  # of versions 2 and 1
+    files = [groups[name] / counter for name, counter in counters.items() if name in groups]
     lines = [line.split() for file in files if file.exists() for line in file.open()]
     return sum(int(line[1]) for line in lines if line[0] == "oom_kill")
 
@@ -185,15 +186,7 @@ def available_bytes() -> int:
     this container, together.
     """
     available: int = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):  # outside a container, or "max" in one without a limit
-        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        limit, used = (int((GROUPS / f"memory.{n}").read_text()) for n in ("max", "current"))
         available = min(available, max(0, limit - used))
     return available
-
-
-def _held_bytes() -> int:
-    """Return how many bytes of this process count against the Linux limit RLIMIT_DATA."""
-    found = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found, "no VmData in /proc/self/status"
-    return int(found[1]) * 1024

@@ -22,14 +22,14 @@ def interfaces() -> dict[str, str]:
     out.
     """
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    found: dict[str, str] = {}
+    known: dict[str, str] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         for name, addresses in psutil.net_if_addrs().items():
-            for one in addresses:
-                is_global = "%" not in one.address  # others are valid within one network only
-                if name in up and one.family == family and is_global:
-                    found.setdefault(name, one.address)
-    return found
+            for entry in addresses:
+                is_global = "%" not in entry.address  # others are valid within one network only
+                if name in up and entry.family == family and is_global:
+                    known.setdefault(name, entry.address)
+    return known
 
 
 @functools.cache  # a name server may take seconds
@@ -55,7 +55,8 @@ def loopback() -> str | None:
     """Return the name of the interface that only processes of this machine reach; None if there is
     none or it is not up.
     """
-    return next((name for name, one in interfaces().items() if one in ("127.0.0.1", "::1")), None)
+    local = (name for name, address in interfaces().items() if address in ("127.0.0.1", "::1"))
+    return next(local, None)
 
 
 def listening(address: str, port: int = 0) -> socket.socket:
@@ -89,8 +90,8 @@ def store_at(
     Returns:
         The store; None if `interface` does not have the address to which `host` resolves here.
     """
-    at = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    if (address := interfaces().get(interface or "")) not in at:
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if (address := interfaces().get(interface or "")) not in {info[4][0] for info in infos}:
         return None
     server = listening(address, port)
     number = server.getsockname()[1]

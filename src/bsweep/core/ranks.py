@@ -75,17 +75,27 @@ GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 """The folder of the control groups, and the file that names those of this process."""
 
 
+def own_groups() -> dict[str, Path]:
+    """Return the folders of this process's control groups by the name of their controller, such as
+    `memory`; that of version 2 has an empty name.
+    """
+    groups: dict[str, Path] = {}
+    with suppress(OSError):
+        for line in OWN_GROUP.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            for controller in controllers.split(","):
+                groups[controller] = GROUPS / controller / name.lstrip("/")
+    return groups
+
+
 def _granted_cores() -> int:
     """Return the number of whole cores whose time the control groups of this process (version 2)
     grant; a large number if there is no limit.
     """
     granted = sys.maxsize
-    with suppress(OSError, StopIteration):
-        lines = OWN_GROUP.read_text().splitlines()
-        name = next(line[3:] for line in lines if line.startswith("0::"))
-        own = GROUPS / name.lstrip("/")
-        for group in (own, *own.parents):
-            with suppress(OSError, ValueError):  # no such file, or "max" without a limit
-                quota, period = map(int, (group / "cpu.max").read_text().split())
-                granted = min(granted, quota // period)
+    group = own_groups().get("", GROUPS)
+    for folder in (group, *group.parents):
+        with suppress(OSError, ValueError):  # no such file, or "max" without a limit
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
+            granted = min(granted, quota // period)
     return granted

@@ -110,7 +110,7 @@ def set_up_logging() -> None:
     A repeated call changes nothing.
     """
     package = logging.getLogger(_PACKAGE)
-    package.handlers = [one for one in package.handlers if one.get_name() != _PACKAGE]
+    package.handlers = [handler for handler in package.handlers if handler.get_name() != _PACKAGE]
     package.addHandler(_StandardError())
     package.setLevel(logging.INFO)
     package.propagate = False  # or a handler of the root logger would repeat each record

@@ -108,12 +108,8 @@ def listening_store(
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    def store(**options: bool) -> TCPStore:
-        return TCPStore(
-            address, port, num_processes, True, timeout, False, master_listen_fd=socket, **options
-        )
-
+    arguments = (address, port, num_processes, True, timeout, False)
     try:
-        return store()
+        return TCPStore(*arguments, master_listen_fd=socket)
     except NotImplementedError:  # torch 2.6: the store that uses libuv takes no socket
-        return store(use_libuv=False)
+        return TCPStore(*arguments, master_listen_fd=socket, use_libuv=False)

@@ -29,8 +29,7 @@ def version(package: str) -> str | None:
 
 def are_tested() -> bool:
     """Return True if the installed torch and torchvision were tested together."""
-    torch, torchvision = (_public(version(package)) for package in ("torch", "torchvision"))
-    return torchvision != "" and TESTED.get(torch) == torchvision
+    return bool(_public("torchvision")) and TESTED.get(_public("torch")) == _public("torchvision")
 
 
 def refuse_torch() -> None:
@@ -54,26 +53,25 @@ def problems() -> list[str]:
         refuse_torch()
     except ValueError as error:
         return [str(error)]
-    torch, torchvision = _public(version("torch")), _public(version("torchvision"))
+    torch, torchvision, needed = _public("torch"), _public("torchvision"), _torch_of_torchvision()
     mend = f"pip install torch=={torch} torchvision"
-    found = []
+    messages = []
     if not torchvision:
-        found.append(f"torchvision is not installed: {mend}")
-    elif (wanted := _torch_of_torchvision()) not in ("", torch):
-        found.append(f"torchvision {torchvision} is for torch {wanted}, not {torch}: {mend}")
-    tried = subprocess.run(
-        [sys.executable, "-c", "import torch"], capture_output=True, text=True, check=False
-    )
-    if tried.returncode:
-        found.append(broken((tried.stderr.strip().splitlines() or ["it crashes"])[-1]))
-    return found
+        messages.append(f"torchvision is not installed: {mend}")
+    elif needed not in ("", torch):
+        messages.append(f"torchvision {torchvision} is for torch {needed}, not {torch}: {mend}")
+    words = [sys.executable, "-c", "import torch"]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    if run.returncode:
+        messages.append(broken((run.stderr.strip().splitlines() or ["it crashes"])[-1]))
+    return messages
 
 
 def _torch_of_torchvision() -> str:
     """Return the torch that the installed torchvision requires; empty if it names no version."""
-    told = " ".join((version("torchvision") and metadata.requires("torchvision")) or ())
-    found = re.search(r"\btorch\s*\(?==([\w.]+)", told)
-    return found[1] if found else ""
+    requirements = (version("torchvision") and metadata.requires("torchvision")) or ()
+    match = re.search(r"\btorch\s*\(?==([\w.]+)", " ".join(requirements))
+    return match[1] if match else ""
 
 
 def broken(reason: object) -> str:
@@ -82,7 +80,7 @@ def broken(reason: object) -> str:
     Args:
         reason: The error of the import.
     """
-    torch = _public(version("torch"))
+    torch = _public("torch")
     return (
         f"torch {torch} cannot be imported ({reason}): install it with all of its libraries: pip "
         f"install --force-reinstall torch=={torch} torchvision"
@@ -93,7 +91,7 @@ def notes() -> list[str]:
     """Return, as the only item of a list, a note on a torchvision for CUDA beside a torch for CPUs,
     with which bsweep works; an empty list if there is nothing to note.
     """
-    is_another = _torch_of_torchvision() not in ("", _public(version("torch")))  # a problem says so
+    is_another = _torch_of_torchvision() not in ("", _public("torch"))  # a problem says so
     if _is_for_cuda("torchvision") and not _is_for_cuda("torch") and not is_another:
         note = (
             "torch is built for CPUs and torchvision for CUDA: bsweep does without torchvision's "
@@ -111,5 +109,6 @@ def _is_for_cuda(package: str) -> bool:
     return bool(path and path.exists() and "+cu" in path.read_text())
 
 
-def _public(installed: str | None) -> str:
-    return (installed or "").partition("+")[0]
+def _public(package: str) -> str:
+    """Return the version of an installed package without its build; empty if it is missing."""
+    return (version(package) or "").partition("+")[0]

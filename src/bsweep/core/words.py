@@ -18,8 +18,8 @@ def escaped(text: str) -> str:
     return _NOT_TO_SHOW.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    number = ord(match[0])
     # Python decodes a byte that is not UTF-8, such as 0xff, to a surrogate, such as U+DCFF.
     return f"\\x{number - 0xDC00:02x}" if 0xDC80 <= number <= 0xDCFF else f"\\u{number:04x}"
 

@@ -23,8 +23,8 @@ from bsweep.config.programs import OwnProgramConfig, values_of
 from bsweep.config.run import RunConfig
 from bsweep.core import network, signals
 from bsweep.core.following import GrowingFile
-from bsweep.core.parent_process import end_with_parent
 from bsweep.core.ranks import Place
+from bsweep.core.signals import end_with_parent
 from bsweep.core.words import joined
 from bsweep.external.client import POINT
 from bsweep.external.recorder import Recorder
@@ -323,7 +323,7 @@ def _raise_signalled(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run `python -m bsweep.external.worker RUN_FOLDER`."""
+    """Run `python -m bsweep.external.worker TEAM_FOLDER`."""
     enter(_work)
 
 

@@ -3,7 +3,7 @@ launcher has a module of its own.
 
 The input is a point whose folder is prepared. The output is its `Outcome`: a status and, after a
 failure, what is known of the cause. Before a launch, `check_machine` says whether the point can run
-here. If hosts are named, `preflight` says whether they are reachable and alike. During a run, a
+here. If hosts are named, `hosts_check` says whether they are reachable and alike. During a run, a
 signal becomes a request that the workers stop (`stop`). `lifeline` ends processes on other hosts
 whose launcher is lost.
 
@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bsweep.config.run import RunConfig
-from bsweep.launch import preflight
+from bsweep.launch import hosts_check
 from bsweep.launch.checks import check_hosts, check_machine
-from bsweep.launch.launcher import Entry, LaunchRequest, launcher_of
-from bsweep.launch.outcome import Outcome
-from bsweep.launch.team import ProcessPool
+from bsweep.launch.launcher import Entry, LaunchRequest, Outcome, launcher_of
+from bsweep.launch.pool import ProcessPool
 from bsweep.runlog.files import RunPaths
 
 __all__ = ["Outcome", "check_hosts", "check_machine", "launch"]
@@ -44,11 +43,11 @@ def launch(
         entry: The module that says what the point's processes do; None: that of its program.
         pool: The pool of processes that the sweep keeps between points; None to start fresh ones.
     """
-    unready = preflight.problems([config]) if config.launch.named_hosts else []
+    unready = hosts_check.problems([config]) if config.launch.named_hosts else []
     if unready:  # the hosts may have become unusable since an earlier attempt
-        return Outcome("failed", "; ".join(unready), may_pass=True)
+        return Outcome("failed", "; ".join(unready), can_be_retried=True)
     request = LaunchRequest(config, paths, on_poll, entry or config.program.worker, pool)
-    outcome = launcher_of(config.launch).launch(request)
+    outcome: Outcome = launcher_of(config.launch).launch(request)
     if config.launch.named_hosts and outcome.status in ("failed", "timeout"):
-        preflight.forget(config)
+        hosts_check.forget(config)
     return outcome

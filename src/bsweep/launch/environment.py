@@ -23,9 +23,9 @@ from bsweep.core import network
 from bsweep.runlog.files import RunPaths
 
 _OPEN = re.compile(
-    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|TMPDIR|SSH_AUTH_SOCK|VIRTUAL_ENV|LD_LIBRARY_PATH|LD_PRELOAD"
-    r"|DYLD_\w+|PYTHON(PATH|SAFEPATH|HOME|USERBASE|NOUSERSITE|DONTWRITEBYTECODE)"
-    r"|SLURM_CONF|SLURM_JOB_ID"
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TZ|TMPDIR|SSH_AUTH_SOCK|VIRTUAL_ENV"
+    r"|LD_LIBRARY_PATH|LD_PRELOAD|DYLD_\w+|SLURM_CONF|SLURM_JOB_ID"
+    r"|PYTHON(PATH|SAFEPATH|HOME|USERBASE|NOUSERSITE|DONTWRITEBYTECODE)"
 )
 """The pattern for names of environment variables that launcher commands such as horovodrun need
 themselves. Horovodrun writes all of its own environment on the workers' command lines, so these
@@ -63,18 +63,14 @@ def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str
     other users cannot see them.
     """
     shown = in_the_open(parent, launch)
+    # A launcher that gives GPUs gives those of each node. The parent's value would hide them.
+    left_out = _OWN_GPUS if launch.gives_gpus else ()
     hidden = {
         name: value
         for name, value in parent.items()
-        if name in launch.environment or (_KNOWN.fullmatch(name) and name not in shown)
+        if name in launch.environment
+        or (_KNOWN.fullmatch(name) and name not in shown and name not in left_out)
     }
-    # Such a launcher gives each task GPUs of its own node. The parent's value would hide them.
-    if launch.gives_gpus:
-        hidden = {
-            name: value
-            for name, value in hidden.items()
-            if name not in _OWN_GPUS or name in launch.environment
-        }
     if (gpus := own_gpus.get()) is not None:
         hidden["CUDA_VISIBLE_DEVICES"] = gpus
     if launch.named_hosts:

@@ -49,26 +49,20 @@ class Horovodrun(ssh.OverSsh, processes.ProcessLauncher):
         """Return the rank and the exit code of the worker that failed first, as the only pair of a
         list; an empty list if horovodrun's output names no worker.
         """
-        found = re.search(
-            r"The first process to do so was:\s*Process name: (\d+)\s*Exit code: (-?\d+)", console
-        )
-        return [(int(found[1]), int(found[2]))] if found else []
+        first = r"The first process to do so was:\s*Process name: (\d+)\s*Exit code: (-?\d+)"
+        match = re.search(first, console)
+        return [(int(match[1]), int(match[2]))] if match else []
 
 
 def _options(launch: HorovodrunConfig, nodes: Sequence[tuple[str, int]]) -> dict[str, object]:
     is_remote = any(not ssh.is_here(host) for host, _ in nodes)
-    key = (
-        shlex.quote(str(ssh.identity(launch.ssh_identity_file)))
-        if launch.ssh_identity_file
-        else None
-    )
-    every = {
+    key = launch.ssh_identity_file and shlex.quote(str(ssh.identity(launch.ssh_identity_file)))
+    options = {
         "-H": ",".join(f"{host}:{slots}" for host, slots in nodes) or None,
         "--ssh-port": launch.ssh_port,
         "--ssh-identity-file": key,  # quoted, since horovodrun puts it into a shell command
-        "--network-interfaces": launch.network_interface
-        if is_remote
-        else None,  # without remote hosts, horovodrun needs the loopback interface
+        # Without remote hosts, horovodrun needs the loopback interface.
+        "--network-interfaces": launch.network_interface if is_remote else None,
         "--gloo-timeout-seconds": launch.start_timeout_seconds,
         "--start-timeout": launch.start_timeout_seconds,
         # First Horovod names the stalled ranks in its log. Then this launcher ends the run. The
@@ -76,4 +70,4 @@ def _options(launch: HorovodrunConfig, nodes: Sequence[tuple[str, int]]) -> dict
         "--stall-check-warning-time-seconds": max(1, launch.stall_timeout_seconds // 2),
         "--stall-check-shutdown-time-seconds": 2 * launch.stall_timeout_seconds,
     }
-    return {option: value for option, value in every.items() if value is not None}
+    return {option: value for option, value in options.items() if value is not None}

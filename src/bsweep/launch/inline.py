@@ -1,29 +1,39 @@
 """The launcher `inline`, which runs a point's only worker inside the `bsweep` process, where
 breakpoints work as usual.
 
-After a point that ran out of the host's memory, or of a GPU's memory during the capture of a CUDA
-graph, this process trains no further point: it may fail, or has less memory, until it ends.
+`bsweep.launch.warm` also trains points in its own process, by the same code. After a point that ran
+out of the host's memory, or of a GPU's memory during the capture of a CUDA graph, such a process
+trains no further point: it may fail, or has less memory, until it ends.
 """
 
 from __future__ import annotations
 
 import importlib
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
-from bsweep.core import memory
+import torch
+
+from bsweep.config.run import RunConfig
+from bsweep.core import memory, terminal
 from bsweep.core.ranks import Place
 from bsweep.core.whole_files import is_full
-from bsweep.launch.launcher import Launcher, LaunchRequest
-from bsweep.launch.outcome import Outcome, of_unfit_processes, recorded
+from bsweep.launch.launcher import Entry, Launcher, LaunchRequest, Outcome, recorded
+from bsweep.runlog import errors
+from bsweep.runlog.files import RunPaths
 from bsweep.runlog.shared_clock import file_system_time
+from bsweep.train import graph_capture, worker
+
+logger = terminal.logger(__name__)
 
 
 class Inline(Launcher):
     """A launcher that runs a point's only worker in this process."""
 
     def __init__(self) -> None:
-        self._spoilt_by = ""  # the failure that made this process unfit for training
+        self._spoilt_by = ""  # the failure that made this process unfit to train
 
     def launch(self, request: LaunchRequest) -> Outcome:
         """Run a point's only worker, and return the status of the run and, after a failure, the
@@ -31,52 +41,93 @@ class Inline(Launcher):
 
         Then free the GPU memory of the point, such as that of its CUDA graphs, for the next one.
         """
-        # Import torch only when a worker runs.
-        import torch
-
-        from bsweep.train import graph_capture
-
-        if reason := self._spoilt_by or graph_capture.lost_memory():
-            return of_unfit_processes(reason)
-        outcome = self._launched(request)
+        if unfit := refusal(self._spoilt_by):
+            return unfit
+        paths = request.paths
+        failure = train(request.config, paths, Place(), request.on_poll, request.entry)
         if torch.cuda.is_initialized():
             memory.give_back_garbage()
-        return outcome
-
-    def _launched(self, request: LaunchRequest) -> Outcome:
-        from bsweep.runlog.errors import ProgramError, described, spoils_process, status_of
-
-        try:
-            _work(request)
-        except Exception as error:
-            # An interrupt may have caused the error, as sometimes in imports of torch and numpy.
-            # In that case this call raises the interrupt.
-            request.on_poll()
-            if spoils_process(error):
-                self._spoilt_by = described(error)
-            # These errors need no traceback of bsweep: their messages say what to do.
-            is_full_disk = isinstance(error, OSError) and is_full(error)
-            if not (is_full_disk or isinstance(error, ProgramError)):
-                traceback.print_exc()
-            return Outcome(status_of(error), described(error))
-        ended = recorded(request.paths)
+        if failure:
+            if failure.spoils_process:
+                self._spoilt_by = failure.outcome.message
+            return failure.outcome
+        ended = recorded(paths)
         assert ended, "the worker returned without its last record"
         return ended
 
 
-def _work(request: LaunchRequest) -> None:
-    from bsweep.runlog.errors import Diverged, Stopped
+@dataclass(frozen=True)
+class Failure:
+    """The failure of a point in one process.
 
-    config, paths, on_poll = request.config, request.paths, request.on_poll
-    with suppress(Diverged, Stopped):  # the worker has recorded this end
-        if request.entry == "bsweep.train.worker":
-            from bsweep.train import worker
+    `is_consequence` is True if the point failed here only because another worker was lost.
+    `spoils_process` is True if the process should train no further point.
+    """
 
-            launched_at = file_system_time(paths.folder)
-            worker.train(config, paths, Place(), launched_at=launched_at, on_step=on_poll)
-        elif request.entry == "bsweep.external.worker":
-            from bsweep.external.worker import run_program
+    outcome: Outcome
+    is_consequence: bool
+    spoils_process: bool
 
-            run_program(config, paths, Place(), on_step=on_poll)
-        else:
-            importlib.import_module(request.entry).measure(config, paths, Place(), on_step=on_poll)
+
+def refusal(spoilt_by: str) -> Outcome | None:
+    """Return the outcome of a point that is not trained, because the processes that should train it
+    ran out of memory before, and must not be replaced within this command; return None if they may
+    train it.
+
+    Args:
+        spoilt_by: The failure that has spoilt one of the processes; empty if none did.
+    """
+    reason = spoilt_by or graph_capture.lost_memory()
+    if not reason:
+        return None
+    return Outcome(
+        "interrupted",
+        "not trained, because these processes may fail, or have less memory than others, after "
+        f"they ran out of memory ({reason}): type the same command again, which skips points that "
+        "have a result",
+    )
+
+
+def train(
+    config: RunConfig,
+    paths: RunPaths,
+    place: Place,
+    on_step: Callable[[], None],
+    entry: Entry = "bsweep.train.worker",
+) -> Failure | None:
+    """Train or measure a point in this process, and return the failure that ended it; return None
+    if the worker has recorded how the point ended.
+
+    Args:
+        config: The point.
+        paths: Its run folder.
+        place: This process's rank, and the number of workers.
+        on_step: Called after each step; an interrupt that it raises ends the run.
+        entry: The module that says what the worker does.
+    """
+    try:
+        with suppress(errors.Diverged, errors.Stopped):
+            if entry == "bsweep.train.worker":
+                launched_at = file_system_time(paths.folder)
+                worker.train(config, paths, place, launched_at=launched_at, on_step=on_step)
+            elif entry == "bsweep.external.worker":
+                from bsweep.external.worker import run_program
+
+                run_program(config, paths, place, on_step=on_step)
+            else:
+                importlib.import_module(entry).measure(config, paths, place, on_step=on_step)
+        return None
+    except Exception as error:
+        # An interrupt may have caused the error, as sometimes in imports of torch and numpy. In
+        # that case this call raises the interrupt.
+        on_step()
+        is_consequence = isinstance(error, errors.WorkerLost)
+        if is_consequence:  # the traceback shows only where the loss was noticed
+            logger.error(f"rank {place.rank}: {str(error).splitlines()[0]}")
+        elif not (
+            is_full(error) or isinstance(error, errors.ProgramError)
+        ):  # these need no traceback
+            traceback.print_exc()
+        name = f"rank {place.rank} failed: " if place.num_workers > 1 else ""
+        outcome = Outcome(errors.status_of(error), f"{name}{errors.described(error)}")
+        return Failure(outcome, is_consequence, errors.spoils_process(error))

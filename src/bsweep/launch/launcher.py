@@ -14,11 +14,12 @@ from bsweep.config.card import load_object
 from bsweep.config.groups import LaunchConfig
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
-from bsweep.launch.outcome import Outcome
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import last_record
+from bsweep.runlog.records import Status
 
 if TYPE_CHECKING:
-    from bsweep.launch.team import ProcessPool
+    from bsweep.launch.pool import ProcessPool
 
 Entry = Literal[
     "bsweep.train.worker",
@@ -62,6 +63,26 @@ class LaunchRequest:
         """
         assert isinstance(self.config.launch, ProcessesConfig), self.config.launch
         return self.config.launch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: Status
+    message: str = ""
+    can_be_retried: bool = False
+    """True if the failure may not come from the point itself, so that another attempt may succeed:
+    for example after a lost host, a stall or a kill from outside.
+    """
+
+
+def recorded(paths: RunPaths) -> Outcome | None:
+    """Return how a run ended (completed, diverged or interrupted), as its workers recorded it;
+    return None if the last record is not such a record.
+    """
+    record = last_record(paths.metrics)
+    if record is None or record["type"] != "end":
+        return None
+    return Outcome(record["status"], record["message"])
 
 
 class Launcher(Protocol):
@@ -127,8 +148,9 @@ class HostLauncher(Launcher, Protocol):
         """
 
 
-def launcher_of(card: LaunchConfig) -> Launcher:
-    """Return the launcher that a card of the group `launch` describes.
+def launcher_of(card: LaunchConfig) -> Any:
+    """Return the launcher that a card of the group `launch` describes: a `Launcher`, or a
+    `HostLauncher` if it starts processes.
 
     All points of this process whose launchers have the same class share one object.
 
@@ -138,22 +160,7 @@ def launcher_of(card: LaunchConfig) -> Launcher:
     Returns:
         The launcher, created at the first call for its class.
     """
-    launcher: Launcher = _launcher(card.builds)
-    return launcher
-
-
-def host_launcher_of(card: ProcessesConfig) -> HostLauncher:
-    """Return the launcher for the card of `horovodrun`, `torchrun`, `srun` or another launcher that
-    starts processes.
-
-    Args:
-        card: The card, one of the group `launch` that starts processes.
-
-    Returns:
-        The launcher, created at the first call for its class.
-    """
-    launcher: HostLauncher = _launcher(card.builds)
-    return launcher
+    return _launcher(card.builds)
 
 
 @functools.cache  # `Inline` remembers whether this process may still train

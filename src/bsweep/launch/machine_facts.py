@@ -15,8 +15,9 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,54 +42,50 @@ _SAMPLED_FILES = 20
 _SAMPLED_BYTES = 65_536
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A request for facts about a machine, such as the versions of its packages. Paths are
-    absolute.
-    """
-
-    point: str | None = None  # the file of a point's configuration, within the study's folder
-    device: str = "auto"
-    hosts: tuple[str, ...] = ()  # names to resolve
-    is_thorough: bool = False  # also import torch and Horovod, which takes seconds
-
-
-def facts(request: Request) -> dict[str, Any]:
+def facts(
+    *,
+    point: str | None = None,
+    device: str = "auto",
+    hosts: Sequence[str] = (),
+    is_thorough: bool = False,
+) -> dict[str, Any]:
     """Return a dictionary of facts about this machine, such as its package versions, cores, GPUs
     and network interfaces.
 
     If this machine's GPUs or the point's files could not be examined, `problems` holds the reasons.
+
+    Args:
+        point: The absolute path of a file with a point's configuration, within the study's folder.
+        device: The value of the key `device`.
+        hosts: Names to resolve.
+        is_thorough: Also import torch and Horovod, which takes seconds.
     """
     problems: list[str] = []
-    families = {host: _families(host) for host in request.hosts}
-    found: dict[str, Any] = {
+    families = {host: _families(host) for host in hosts}
+    return {
         "name": platform.node(),
         "python": platform.python_version(),
         "code": code_digest(),
         "versions": {package: torch_versions.version(package) for package in PACKAGES},
         "are_tested": torch_versions.are_tested(),
         "missing_extras": [name for name in EXTRAS if torch_versions.version(name) is None],
-        "torch_problems": torch_versions.problems() if request.is_thorough else [],
+        "torch_problems": torch_versions.problems() if is_thorough else [],
         "notes": torch_versions.notes(),
         "cores": num_cores(),
         "memory_bytes": psutil.virtual_memory().total,
-        "gpus": _gpus(request.device, problems),
+        "gpus": _gpus(device, problems),
         "driver": gpus.driver_version(),
         "interfaces": network.interfaces(),
-        "unresolved": [host for host, of in families.items() if not of],
+        "unresolved": [host for host, known in families.items() if not known],
         "unresolved_name": network.unresolved_name(),
-        "without_ipv4": [host for host, of in families.items() if of == {socket.AF_INET6}],
-        "horovod_build": _horovod_build() if request.is_thorough else None,
-        "point": None,
-        "data": None,
-        "weights": None,
-        "free_bytes": shutil.disk_usage(_existing(Path(request.point or "."))).free,
+        "without_ipv4": [host for host, known in families.items() if known == {socket.AF_INET6}],
+        "horovod_build": _horovod_build() if is_thorough else None,
+        "free_bytes": shutil.disk_usage(_existing(Path(point or "."))).free,
         "free_temporary_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
         "free_shared_bytes": shutil.disk_usage(_SHARED).free if _SHARED.exists() else None,
+        **_facts_of_point(Path(point) if point else None, problems),
+        "problems": problems,
     }
-    if request.point:
-        found |= _facts_of_point(Path(request.point), problems)
-    return {**found, "problems": problems}
 
 
 def code_digest() -> str:
@@ -114,7 +111,7 @@ def fingerprint(card: DataConfig) -> str | None:
         return None
     digest = hashlib.sha256()
     for path in paths:
-        files = list(_files(path))
+        files = list(islice(_files(path), _MOST_FILES))
         for file, size in files:
             digest.update(f"{file.relative_to(path.parent)} {size}\n".encode())
         for file, size in files[:: max(1, len(files) // _SAMPLED_FILES)]:
@@ -138,49 +135,45 @@ def weights_digest(card: ModelConfig) -> str | None:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the path and the size of each file in the folder `path`, up to 5,000 files in a fixed
-    order. If `path` is a file, yield its own path and size.
+    """Yield the path and the size of each file in the folder `path`, in a fixed order. If `path` is
+    a file, yield its own path and size.
     """
     if path.is_file():
         yield path, path.stat().st_size
-        return
-    count = 0
     for folder, names, files in os.walk(path):
         names.sort()
-        for name in sorted(files):
-            yield Path(folder, name), Path(folder, name).stat().st_size
-            count += 1
-            if count == _MOST_FILES:
-                return
+        for file in (Path(folder, name) for name in sorted(files)):
+            yield file, file.stat().st_size
 
 
-def _facts_of_point(path: Path, problems: list[str]) -> dict[str, Any]:
+def _facts_of_point(path: Path | None, problems: list[str]) -> dict[str, Any]:
     """Return facts about a point as this machine reads them: the hash of the point's configuration
-    file, that of its pretrained weights, and facts about its data. `preflight` compares these
-    values between hosts.
+    file, that of its pretrained weights, and facts about its data. `hosts_check` compares these
+    values between hosts; those that are unknown are None.
     """
+    known: dict[str, Any] = dict.fromkeys(("point", "data", "weights"))
+    if not path:
+        return known
     try:
-        seen = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = sha256_of(path)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".preflight."):
-            pass
+            known["point"] = digest
     except OSError as error:
         problems.append(f"{path.parent}: {error.strerror}")
-        return {"point": None}
-    found: dict[str, Any] = {"point": seen}
+        return known
     try:
         config = read_config(path)
-        found["weights"] = weights_digest(config.model)
+        known["weights"] = weights_digest(config.model)
         user_code.load_saved(config, RunPaths(path.parent).own)  # it may make the data
         check_packages(config)
-        if config.program.is_own:
-            if config.program.resolved() != config.program:
-                problems.append("the files of the program differ: give all hosts the same files")
-            return found
-        card = config.data
-        found["data"] = {**asdict(data.prepare(card)), "files": fingerprint(card)}
+        if not config.program.is_own:
+            card = config.data
+            known["data"] = {**asdict(data.prepare(card)), "files": fingerprint(card)}
+        elif config.program.resolved() != config.program:
+            problems.append("the files of the program differ: give all hosts the same files")
     except (OSError, ValueError) as error:
         problems.append(str(error))
-    return found
+    return known
 
 
 def _gpus(device: str, problems: list[str]) -> int:
@@ -201,13 +194,8 @@ def _horovod_build() -> str | None:
         import horovod.torch as hvd
     except Exception as error:  # a build for another torch may fail with any error
         return None if isinstance(error, ModuleNotFoundError) else f"broken: {error}"
-    parts = {
-        "Gloo": hvd.gloo_built(),
-        "MPI": hvd.mpi_built(),
-        "NCCL": hvd.nccl_built(),
-        "CUDA": hvd.cuda_built(),
-    }
-    return ", ".join(name for name, is_built in parts.items() if is_built)
+    parts = ("Gloo", "MPI", "NCCL", "CUDA")
+    return ", ".join(name for name in parts if getattr(hvd, f"{name.lower()}_built")())
 
 
 def _families(host: str) -> set[int]:
@@ -225,8 +213,7 @@ def _existing(path: Path) -> Path:
 
 
 def main() -> None:
-    request = Request(**json.loads(sys.stdin.readline()))
-    print(json.dumps(facts(request)), flush=True)
+    print(json.dumps(facts(**json.loads(sys.stdin.readline()))), flush=True)
 
 
 if __name__ == "__main__":

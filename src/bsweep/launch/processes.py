@@ -9,22 +9,19 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from bsweep.config.launch import ProcessesConfig
-from bsweep.config.run import RunConfig
 from bsweep.core import memory, terminal
-from bsweep.core.parent_process import LAUNCHER
+from bsweep.core.signals import LAUNCHER
 from bsweep.core.words import duration
-from bsweep.launch import environment, failure, lifeline, preflight
-from bsweep.launch.launcher import HostLauncher, LaunchRequest
-from bsweep.launch.outcome import Outcome, first_error, recorded
-from bsweep.launch.team import ProcessPool, Started, lifeline_seconds
-from bsweep.launch.waiting import APART_SECONDS, Seen, Waiting, cause_of_stall
+from bsweep.launch import environment, failure, lifeline
+from bsweep.launch.launcher import HostLauncher, LaunchRequest, Outcome, recorded
+from bsweep.launch.pool import ProcessPool, Team, lifeline_seconds
+from bsweep.launch.waiting import APART_SECONDS, Waiting, cause_of_stall
 from bsweep.runlog import waits
-from bsweep.runlog.files import RunPaths
 
 logger = terminal.logger(__name__)
 
@@ -39,41 +36,36 @@ class ProcessLauncher(HostLauncher):
         """Run a point in processes that commands such as torchrun start, and return how the run
         ended.
         """
-        config, paths = request.config, request.paths
         num_kills = memory.num_kills()
-        started, codes, timeout = self._run(request)
-        ended = recorded(paths)
-        failed = not started.is_through and any(command.returncode for command in started.commands)
-        if ended and (ended.status in ("diverged", "interrupted") or not failed):
-            return ended
-        if timeout and not first_error(paths, len(request.ranks)):
-            if silent := preflight.silent_hosts(config):
-                return Outcome("timeout", failure.loss(silent, timeout), may_pass=True)
-            apart = failure.unequal_steps(config, paths)
-            lines = failure.last_lines_of_all(config, paths)
-            return Outcome("timeout", f"{timeout}{apart}\n{lines}", may_pass=not apart)
-        console = started.console.read_text(errors="replace")
-        found = [] if timeout else self.failures(console)
+        team, codes, timeout = self._run(request)
+        end = recorded(request.paths)
+        failed = not team.is_done and any(command.returncode for command in team.commands)
+        if end and (end.status in ("diverged", "interrupted") or not failed):
+            return end
+        console = team.console
+        failures = [] if timeout else self.failures(console.read_text(errors="replace"))
         is_starved = memory.num_kills() > num_kills
-        return failure.outcome(config, paths, found, started.console, codes, is_starved=is_starved)
+        return failure.outcome(
+            request, failures, console, codes, is_starved=is_starved, timeout=timeout
+        )
 
-    def _run(self, request: LaunchRequest) -> tuple[Started, list[int | None], str | None]:
+    def _run(self, request: LaunchRequest) -> tuple[Team, list[int | None], str]:
         """Start the processes of a point, or reuse those of an earlier point; then wait until they
         are done, have failed or take too long.
 
         Returns:
-            The started commands, the exit code of each, and a message on what took too long, or
-            None. An exit code is None if the command still ran when the wait ended; such a command
-            says nothing about its host.
+            The team, the exit code of each, and a message on what took too long, or an
+            empty text. An exit code is None if the command still ran when the wait ended; such a
+            command says nothing about its host.
         """
         paths = request.paths
         for rank in request.ranks:
             paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
         try:
             pool = request.pool or ProcessPool()
-            with pool.processes_for(request, self) as started:
-                timeout = _wait(started, request)
-                return started, [command.poll() for command in started.commands], timeout
+            with pool.team_for(request, self) as team:
+                timeout = _wait(team, request)
+                return team, [command.poll() for command in team.commands], timeout
         finally:
             paths.environment.unlink(missing_ok=True)
 
@@ -114,42 +106,38 @@ def meeting_port() -> int:
     return random.SystemRandom().randrange(20_000, 30_000)
 
 
-def _wait(started: Started, request: LaunchRequest) -> str | None:
+def _wait(team: Team, request: LaunchRequest) -> str:
     """Wait until a point's processes are done, have failed or take too long. Return a message if
-    they took too long, else None.
+    they took too long, else an empty text.
     """
     config, paths = request.config, request.paths
     looked_at = time.monotonic()
     waiting = Waiting(config, _touched_at(paths.metrics), looked_at)
     while True:
-        left = [command for command in started.commands if command.poll() is None]
+        running = [command for command in team.commands if command.poll() is None]
         with suppress(subprocess.TimeoutExpired):
-            (left or started.commands)[0].wait(_POLL_SECONDS)
+            (running or team.commands)[0].wait(_POLL_SECONDS)
         request.on_poll()
         environment.remove_when_read(paths, request.ranks)
-        started.look_after()
+        team.look_after()
         if (seconds := time.monotonic() - looked_at) > APART_SECONDS:
             logger.warning(
                 f"bsweep: this sweep stood still for {duration(seconds)}, perhaps with its "
                 "machine; its processes on other hosts may have ended meanwhile"
             )
         looked_at = time.monotonic()
-        codes = [command.poll() for command in started.commands]
-        if started.is_through or None not in codes:
-            return None
-        seen = Seen(
-            time.monotonic(),
-            codes,
-            _signs_of_life(config, paths),
-            _touched_at(paths.metrics),
-        )
-        if waiting.is_over(seen):
+        codes = [command.poll() for command in team.commands]
+        if team.is_done or None not in codes:
+            return ""
+        signs = {rank: _touched_at(paths.alive(rank)) for rank in range(config.num_workers)}
+        sign = max(_touched_at(paths.metrics), *signs.values())
+        if waiting.is_over(time.monotonic(), codes, sign):
             if waiting.has_stalled:
-                return f"{waiting.timeout}; {_cause_of_stall(started, request, seen)}"
+                return f"{waiting.timeout}; {_cause_of_stall(team, request, signs)}"
             return waiting.timeout
 
 
-def _cause_of_stall(started: Started, request: LaunchRequest, seen: Seen) -> str:
+def _cause_of_stall(team: Team, request: LaunchRequest, alive: Mapping[int, float]) -> str:
     """Return a message that names the processes that seem to hold up a stalled point, judged by the
     signs that each process writes to a file.
     """
@@ -160,16 +148,9 @@ def _cause_of_stall(started: Started, request: LaunchRequest, seen: Seen) -> str
     before, ends = signs(), time.monotonic() + _LOOK_SECONDS
     while time.monotonic() < ends:
         request.on_poll()
-        started.look_after()
+        team.look_after()
         time.sleep(_POLL_SECONDS)
-    return cause_of_stall(request.config, before, signs(), seen)
-
-
-def _signs_of_life(config: RunConfig, paths: RunPaths) -> dict[int, float]:
-    """Return the time at which each worker last touched its file `alive`, by rank; 0 if it has not
-    touched it yet.
-    """
-    return {rank: _touched_at(paths.alive(rank)) for rank in range(config.num_workers)}
+    return cause_of_stall(request.config, before, signs(), alive)
 
 
 def _touched_at(path: Path) -> float:

@@ -36,23 +36,18 @@ class Srun(processes.ProcessLauncher):
         shape = config.num_workers, config.num_server_processes
         ranks = hosts_of_ranks(launch.named_hosts, *shape)
         # As with torchrun, servers that run beside workers have local ranks that start at 0 again.
-        seats = [
-            f"{seat}/{number}"
+        local_ranks = [
+            f"{local_rank}/{number}"
             for _, number in nodes_of(launch.named_hosts, *shape)
-            for seat in range(number)
+            for local_rank in range(number)
         ]
         port = processes.meeting_port()
         # SLURM sends SIGTERM to all processes of a job. Workers ignore it, since the sweep gets it
         # too and has them save a checkpoint.
-        worker = [
-            "sh",
-            "-c",
-            "trap '' TERM; exec \"$@\"",
-            "sh",
-            *processes.worker_command(request, "RANK", words),
-        ]
+        command = processes.worker_command(request, "RANK", words)
+        worker = ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *command]
         script = (
-            f'set -- {" ".join(seats)}; shift "$SLURM_PROCID"; '
+            f'set -- {" ".join(local_ranks)}; shift "$SLURM_PROCID"; '
             f'export RANK="$SLURM_PROCID" WORLD_SIZE={len(ranks)} LOCAL_RANK="${{1%/*}}" '
             f'LOCAL_WORLD_SIZE="${{1#*/}}" '
             f"MASTER_ADDR={ranks[0]} MASTER_PORT={port}; exec "
@@ -65,26 +60,20 @@ class Srun(processes.ProcessLauncher):
         folder.
         """
         shown = environment.in_the_open(os.environ, launch)
+        variables = [f"{name}={value}" for name, value in shown.items()]
         # Leave out the variables of the surrounding step or script, which srun would obey, too.
-        return [
-            "env",
-            "-i",
-            *(f"{name}={value}" for name, value in shown.items()),
-            *_step([host]),
-            *words,
-        ]
+        return ["env", "-i", *variables, *_step([host]), *words]
 
     def failures(self, console: str) -> list[tuple[int, int]]:
         """Return the ranks of the processes that failed, with their exit codes, in the order in
         which srun printed them.
         """
         pattern = r"^srun: error: \S+: tasks? ([\d,-]+): (\w[^(\n]*)"
-        found = re.findall(pattern, console, re.MULTILINE)
         codes: dict[int, int] = {}
-        for tasks, said in found:
+        for tasks, end in re.findall(pattern, console, re.MULTILINE):
             for first, last in re.findall(r"(\d+)(?:-(\d+))?", tasks):
                 for rank in range(int(first), int(last or first) + 1):
-                    codes.setdefault(rank, _code(said.strip()))
+                    codes.setdefault(rank, _code(end.strip()))
         return list(codes.items())
 
 
@@ -95,25 +84,18 @@ def _step(ranks: Sequence[str]) -> list[str]:
     Args:
         ranks: The host of each rank; a host may come several times.
     """
-    nodes = f"--nodes={len(set(ranks))}"
-    return [
-        *_SRUN,
-        nodes,
-        f"--ntasks={len(ranks)}",
-        "--distribution=arbitrary",
-        f"--nodelist={','.join(ranks)}",
-    ]
+    nodes, tasks = f"--nodes={len(set(ranks))}", f"--ntasks={len(ranks)}"
+    return [*_SRUN, nodes, tasks, "--distribution=arbitrary", f"--nodelist={','.join(ranks)}"]
 
 
-def _code(said: str) -> int:
+def _code(end: str) -> int:
     """Return the exit code of a task, given srun's words about its end, such as `Exited with exit
     code 3` or `Killed`.
 
     After a signal it is the signal's number with a minus sign. For unknown words it is 1.
     """
-    code = re.search(r"exit code (\d+)", said)
-    if code:
-        return int(code[1])
-    if said == "Out Of Memory":
+    if match := re.search(r"exit code (\d+)", end):
+        return int(match[1])
+    if end == "Out Of Memory":
         return -signal.SIGKILL
-    return next((-number for number in signal.Signals if signal.strsignal(number) == said), 1)
+    return next((-number for number in signal.Signals if signal.strsignal(number) == end), 1)

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bsweep.config.hosts import same_name
@@ -41,7 +41,7 @@ def options(launch: SshConfig) -> list[str]:
     another key of one that it knows, and gives up a host that has left three requests for a sign of
     life unanswered.
     """
-    every = [
+    values = [
         *launch.ssh_options,
         "BatchMode=yes",
         "StrictHostKeyChecking=accept-new",
@@ -49,7 +49,7 @@ def options(launch: SshConfig) -> list[str]:
         f"ServerAliveInterval={interval_seconds(launch)}",
         f"ServerAliveCountMax={_SIGNS}",
     ]
-    return [word for option in every for word in ("-o", option)]
+    return [word for option in values for word in ("-o", option)]
 
 
 def interval_seconds(launch: ProcessesConfig) -> int:
@@ -61,70 +61,53 @@ def interval_seconds(launch: ProcessesConfig) -> int:
     return max(1, min(_LONGEST_SECONDS, launch.stall_timeout_seconds // (2 * _SIGNS)))
 
 
-def command(host: str, launch: SshConfig, script: str) -> list[str]:
-    """Return the ssh command that runs a line of shell code by sh on a host, whatever the user's
-    login shell there is.
-    """
-    where = ["-p", str(launch.ssh_port)] if launch.ssh_port else []
-    if launch.ssh_identity_file:
-        where += ["-i", str(identity(launch.ssh_identity_file))]
-    return ["ssh", "-T", *options(launch), *where, "--", host, f"exec sh -c {shlex.quote(script)}"]
-
-
 class OverSsh:
     """A mixin class for launchers that run commands on other hosts over ssh."""
 
     def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
         """Return the ssh command that runs a given command on a host, in this process's working
-        folder.
+        folder, whatever the user's login shell there is.
         """
         assert isinstance(launch, SshConfig), launch
-        return command(host, launch, script(environment.in_the_open(os.environ, launch), words))
-
-
-def script(env: Mapping[str, str], words: Sequence[str]) -> str:
-    """Return a line of shell code that sets environment variables and runs a command, in this
-    process's working folder.
-
-    Args:
-        env: Environment variables for the command; every user of the host may read them.
-        words: The command.
-    """
-    variables = [f"{name}={value}" for name, value in env.items()]
-    return f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *variables, *words])}"
+        variables = environment.in_the_open(os.environ, launch)
+        env = ["env", *(f"{name}={value}" for name, value in variables.items())]
+        script = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*env, *words])}"
+        where = ["-p", str(launch.ssh_port)] if launch.ssh_port else []
+        if launch.ssh_identity_file:
+            where += ["-i", str(identity(launch.ssh_identity_file))]
+        shell = f"exec sh -c {shlex.quote(script)}"
+        return ["ssh", "-T", *options(launch), *where, "--", host, shell]
 
 
 def identity(path: str) -> Path:
     return Path(path).expanduser().absolute()
 
 
-def reason(said: str) -> str | None:
+def reason(printed: str) -> str | None:
     """Return an error message of ssh from a text that programs printed, or None if there is none.
 
     It is the last one, unless a host key has changed: then the message says so, and contains the
     command that forgets the known key.
 
     Args:
-        said: The output of ssh and of other programs.
+        printed: The output of ssh and of other programs.
     """
-    lines = [re.sub(r"^\[\d+\]<\w+>:", "", line).strip() for line in said.splitlines()]
+    lines = [re.sub(r"^\[\d+\]<\w+>:", "", line).strip() for line in printed.splitlines()]
     if changed := _CHANGED_KEY.search("\n".join(lines)):
         forget = shlex.join(["ssh-keygen", "-f", changed[1], "-R", changed[2]])
         return f"Host key for {changed[2]} has changed (`{forget}` forgets the known one)"
-    found = [line for line in lines if _ERROR.search(line)]
-    return found[-1].removeprefix("ssh: ").rstrip(".") if found else None
+    errors = [line for line in lines if _ERROR.search(line)]
+    return errors[-1].removeprefix("ssh: ").rstrip(".") if errors else None
 
 
 _CHANGED_KEY = re.compile(
     r"(?ms)^Offending \S+ key in ([^\n]+):\d+$.*^Host key for (\S+) has changed"
 )
 _ERROR = re.compile(
-    r"^ssh: |^command-line|^Timeout, server |client_loop: |kex_exchange_identification"
-    r"|^Connection (closed|reset) by"
-    r"|^Connection to .* closed by remote|Permission denied \(|Host key verification failed|HOST "
-    r"IDENTIFICATION HAS"
-    r"|^Bad |^Could not resolve|UNPROTECTED PRIVATE KEY|Broken pipe$|^Too many auth|^Read from "
-    r"remote host"
+    r"^ssh: |^command-line|^Timeout, server |client_loop: |kex_exchange_identification|^Bad "
+    r"|^Connection (closed|reset) by|^Connection to .* closed by remote|Permission denied \("
+    r"|Host key verification failed|HOST IDENTIFICATION HAS|^Could not resolve|^Too many auth"
+    r"|UNPROTECTED PRIVATE KEY|Broken pipe$|^Read from remote host"
 )
 
 
@@ -135,20 +118,15 @@ def remedy(why: str) -> str:
 
 _SEE = "try `ssh HOST true` by hand"
 _REMEDIES = {
-    "Permission denied|Too many auth": (
-        "add this key there (ssh-copy-id), or name a key that opens the host: "
-        "launch.ssh_identity_file"
-    ),
+    "Permission denied|Too many auth": "add this key there (ssh-copy-id), or name a key that opens "
+    "the host: launch.ssh_identity_file",
     "Connection refused": "start an sshd there, or give its port: launch.ssh_port",
     "SLURM|srun": "ask SLURM about the node: scontrol show node HOST",
     "resolve": "give its address, or a name that this machine knows",
-    "timed out|No route|unreachable|not responding|Broken pipe|closed by|reset by": (
-        "make sure that the host runs and that the network lets ssh through"
-    ),
-    "Host key for .* has changed": (
-        "forget the known key only if you know why it has changed, for example because the host "
-        "was installed again. Otherwise another machine may be posing as the host. If the keys of "
-        "your hosts change often, launch.ssh_options=[StrictHostKeyChecking=no] accepts any key"
-    ),
+    "timed out|No route|unreachable|not responding|Broken pipe|closed by|reset by": "make sure "
+    "that the host runs and that the network lets ssh through",
+    "Host key for .* has changed": "forget the known key only if you know why it has changed. "
+    "Otherwise another machine may be posing as the host. If the keys of your hosts change often, "
+    "launch.ssh_options=[StrictHostKeyChecking=no] accepts any key",
     "command-line": "correct launch.ssh_options; `man ssh_config` lists the options",
 }

@@ -10,8 +10,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from types import FrameType, TracebackType
+from contextlib import AbstractContextManager, suppress
+from types import FrameType
 
 from bsweep.config.run import RunConfig
 from bsweep.core import signals, terminal
@@ -20,6 +20,10 @@ from bsweep.runlog.files import RunPaths
 
 _GRACE_SECONDS = 30.0  # the time for a step to end and a checkpoint to begin
 _LONG_AGO = float("-inf")
+
+# These are global, as signals are: the main thread gets them for points that other threads run.
+_training: list[Stopping] = []
+_all_are_to_stop = threading.Event()
 
 
 class Stopping:
@@ -39,32 +43,25 @@ class Stopping:
         self._paths, self._say = paths, say
         self._asked_at: float | None = None
         self._saving_at = 0.0  # when workers were last seen saving, or when they were asked to
-        self._polled_at = float("-inf")
+        self._polled_at = _LONG_AGO
         self._grace_seconds = _GRACE_SECONDS
-        self._shown_at: float | None = None  # the file time of worker 0's last sign of life
-        self._seen_at = 0.0  # when this process saw that sign, by its own clock
-        self._handling = signals.handled(self._on_signal)
+        # The file time of worker 0's last sign of life, and when this process saw it by its clock.
+        self._sign: tuple[float, float] | None = None
+        self._handling = _handled(self._on_signal)
         self.has_signal = False
         """True once a signal, and not only the run's file `stop`, has asked the run to stop."""
 
     def __enter__(self) -> Stopping:
         if terminal.is_interrupted:
             raise KeyboardInterrupt
-        if threading.current_thread() is not threading.main_thread():
-            _elsewhere.append(self)
         self._handling.__enter__()
+        _training.append(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self in _elsewhere:
-            _elsewhere.remove(self)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        _training.remove(self)
         self._handling.__exit__(None, None, None)
-        if self._asked_at == _LONG_AGO and kind is not KeyboardInterrupt:
+        if self._asked_at == _LONG_AGO and not isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt from error
 
     def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
@@ -90,7 +87,7 @@ class Stopping:
         if now - self._polled_at < 1:
             return
         self._polled_at = now
-        self._look_at_steps()
+        self._look_at_steps(now)
         if self._asked_at is None and is_stop_requested(self._paths):
             self._asked_at = self._saving_at = now
         if self._asked_at is None:
@@ -100,23 +97,19 @@ class Stopping:
         if now - self._saving_at > self._grace_seconds * self._can_save:
             raise KeyboardInterrupt
 
-    def _look_at_steps(self) -> None:
+    def _look_at_steps(self, now: float) -> None:
         """Measure how long worker 0's steps take, and set how long a stop waits for the current
         step to end.
         """
         with suppress(OSError):  # no worker has begun
-            shown_at, now = self._paths.alive(0).stat().st_mtime, time.monotonic()
+            shown_at = self._paths.alive(0).stat().st_mtime
             # Measure by the monotonic clock. File times come from a clock that may be changed.
-            if shown_at != self._shown_at:
-                if self._shown_at is not None:
-                    self._grace_seconds = max(
-                        self._grace_seconds, _GRACE_SECONDS + now - self._seen_at
-                    )
-                self._shown_at, self._seen_at = shown_at, now
+            if not self._sign or self._sign[0] != shown_at:
+                step_seconds = now - self._sign[1] if self._sign else 0.0
+                self._grace_seconds = max(self._grace_seconds, _GRACE_SECONDS + step_seconds)
+                self._sign = shown_at, now
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            terminal.leave()
+    def _on_signal(self) -> None:
         if not self.ask():
             raise KeyboardInterrupt
 
@@ -132,26 +125,22 @@ class Stopping:
             the workers cannot be asked.
         """
         self.has_signal = True
-        if self._asked_at is not None or not self._can_save or not self._paths.alive(0).exists():
-            self._asked_at = _LONG_AGO
-            self._say("ending at once")
-            return False
-        self._asked_at = self._saving_at = time.monotonic()
-        try:
-            request_stop(self._paths)
-        except OSError as error:
-            self._asked_at = _LONG_AGO
-            self._say(f"ending at once, for the workers cannot be asked to save: {error}")
-            return False
-        self._say(
-            "stopping: the workers save a checkpoint; send the signal again to end them at once"
-        )
-        return True
-
-
-# These are global, as signals are: the main thread gets them for points that other threads run.
-_elsewhere: list[Stopping] = []
-_all_are_to_stop = threading.Event()
+        reason = ""
+        if not self.is_asked and self._can_save and self._paths.alive(0).exists():
+            self._asked_at = self._saving_at = time.monotonic()
+            try:
+                request_stop(self._paths)
+            except OSError as error:
+                reason = f", for the workers cannot be asked to save: {error}"
+            else:
+                self._say(
+                    "stopping: the workers save a checkpoint; send the signal again to end them at "
+                    "once"
+                )
+                return True
+        self._asked_at = _LONG_AGO
+        self._say(f"ending at once{reason}")
+        return False
 
 
 def seconds_before_retry(number: int) -> int:
@@ -163,7 +152,7 @@ def seconds_before_retry(number: int) -> int:
     Args:
         number: 1 for the first retry.
     """
-    return 60 if number > 6 else 1 << (number - 1)
+    return min(60, 1 << (number - 1))
 
 
 def pause(seconds: float) -> None:
@@ -186,18 +175,13 @@ class Signals:
 
     def __init__(self) -> None:
         self.have_come = False
-        self._handling = signals.handled(self._pass_on)
+        self._handling = _handled(self.ask_all)
 
     def __enter__(self) -> Signals:
         self._handling.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._handling.__exit__(None, None, None)
         _all_are_to_stop.clear()
 
@@ -208,7 +192,7 @@ class Signals:
         Call this method a few times a second.
         """
         if self.have_come:
-            for stopping in _elsewhere.copy():
+            for stopping in _training.copy():
                 if not stopping.is_asked:
                     stopping.ask()
 
@@ -216,13 +200,21 @@ class Signals:
         """Ask each point that runs in another thread of this process to stop, as a signal does."""
         self.have_come = True
         _all_are_to_stop.set()
-        for stopping in _elsewhere.copy():
+        for stopping in _training.copy():
             stopping.ask()
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+
+def _handled(act: Callable[[], object]) -> AbstractContextManager[None]:
+    """Return a context in which a signal to stop calls a function; SIGHUP means that the terminal
+    is gone.
+    """
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             terminal.leave()
-        self.ask_all()
+        act()
+
+    return signals.handled(on_signal)
 
 
 def leave_it_to_first_worker() -> None:
@@ -233,9 +225,6 @@ def leave_it_to_first_worker() -> None:
     """
 
     def ignore_once(number: int, frame: FrameType | None) -> None:
-        for each in signals.STOPPING:
-            signal.signal(each, signal.default_int_handler)
+        signals.handle(signal.default_int_handler)
 
-    for each in signals.STOPPING:
-        if signal.getsignal(each) != signal.SIG_IGN:
-            signal.signal(each, ignore_once)
+    signals.handle(ignore_once)

@@ -34,41 +34,22 @@ class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
         torchrun = [sys.executable, torchrun_command.__file__]  # a path: see `lifeline.words`
         # Workers' output goes to the run's folder. Without --log-dir, torchrun would leave an empty
         # folder behind each time.
-        worker = [
-            "--log-dir=/dev/null",
-            "--no-python",
-            *processes.worker_command(request, "RANK", words),
-        ]
+        command = processes.worker_command(request, "RANK", words)
+        worker = ["--log-dir=/dev/null", "--no-python", *command]
         if not launch.named_hosts:
             meet = _meeting("127.0.0.1:0", 0, network.loopback())
             return [[*torchrun, *meet, f"--nproc-per-node={len(request.ranks)}", *worker]]
         nodes = nodes_of(launch.named_hosts, config.num_workers, config.num_server_processes)
         endpoint = f"{_address(nodes[0][0], launch)}:{processes.meeting_port()}"
-        return [
-            self._here_or_there(
-                host,
-                launch,
-                lifeline,
-                [
-                    *torchrun,
-                    *_meeting(endpoint, number, launch.network_interface),
-                    f"--nnodes={len(nodes)}",
-                    f"--nproc-per-node={num_local}",
-                    *worker,
-                ],
-            )
-            for number, (host, num_local) in enumerate(nodes)
-        ]
-
-    def _here_or_there(
-        self, host: str, launch: TorchrunConfig, lifeline: Path, command: list[str]
-    ) -> list[str]:
-        """Return a command unchanged if its host is this machine; otherwise return an ssh command
-        that runs it on its host.
-        """
-        if ssh.is_here(host):
-            return command
-        return self.on_host(host, launch, processes.watched(launch, lifeline, command))
+        commands = []
+        for number, (host, num_local) in enumerate(nodes):
+            meet = _meeting(endpoint, number, launch.network_interface)
+            shape = [f"--nnodes={len(nodes)}", f"--nproc-per-node={num_local}"]
+            command = [*torchrun, *meet, *shape, *worker]
+            if not ssh.is_here(host):
+                command = self.on_host(host, launch, processes.watched(launch, lifeline, command))
+            commands.append(command)
+        return commands
 
     def failures(self, console: str) -> list[tuple[int, int]]:
         """Return the ranks of the processes that failed, with their exit codes, according to
@@ -78,9 +59,9 @@ class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
         host names its own first failure.
         """
         pattern = r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)"
-        found = re.findall(pattern, console, re.DOTALL)
-        causes = re.findall(f"Root Cause.*?{pattern}", console, re.DOTALL)
-        return list(dict.fromkeys((int(rank), int(code)) for rank, code in [*causes, *found]))
+        failures = re.findall(f"Root Cause.*?{pattern}", console, re.DOTALL)
+        failures += re.findall(pattern, console, re.DOTALL)
+        return list(dict.fromkeys((int(rank), int(code)) for rank, code in failures))
 
 
 def _meeting(endpoint: str, number: int, interface: str | None) -> list[str]:

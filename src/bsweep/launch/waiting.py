@@ -6,7 +6,6 @@ It depends only on a clock and on facts that the launcher passes in.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
@@ -18,26 +17,6 @@ APART_SECONDS = 5
 """The seconds within which a launcher that runs looks at its processes again."""
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A snapshot of a point's processes that the launcher took, such as the exit codes of its
-    commands and the workers' signs of life.
-    """
-
-    seconds: float
-    """The time at which the launcher looked at the processes, in seconds of the monotonic clock."""
-    codes: Sequence[int | None]
-    """The exit code of each of the launcher's commands, such as torchrun; None for a command that
-    still runs.
-    """
-    signs_of_life: Mapping[int, float]
-    """The time at which each worker last showed that it lives, by rank, as the modification time of
-    a file; 0 before that.
-    """
-    recorded_at: float
-    """The time at which the run's file of records was last modified."""
-
-
 class Waiting:
     """The wait of a launcher until the processes of a point end.
 
@@ -47,7 +26,7 @@ class Waiting:
         config: The point.
         launched_at: The file time of the records at the launch, before this launch's workers have
             written any.
-        seconds: The time of the launch, by the clock of `Seen.seconds`.
+        seconds: The time of the launch, by the monotonic clock.
     """
 
     def __init__(self, config: RunConfig, launched_at: float, seconds: float) -> None:
@@ -56,52 +35,52 @@ class Waiting:
         self._launched_at = self._last_sign = launched_at
         self._last_sign_at = self._looked_at = seconds
         self._failed_at: float | None = None
-        self.timeout: str | None = None
-        """A message on what took too long, if a time-out has ended the wait; otherwise None."""
+        self.timeout = ""
+        """A message on what took too long, if a time-out has ended the wait; otherwise empty."""
         self.has_stalled = False
         """True if that time-out was for processes that had begun to train."""
 
-    def is_over(self, seen: Seen) -> bool:
+    def is_over(self, seconds: float, codes: Sequence[int | None], sign: float) -> bool:
         """Return True if the launcher is to stop waiting for the processes of the point.
 
         Call this method while a command runs. The wait is over if the grace period after a failure
         has passed, or after a time-out.
+
+        Args:
+            seconds: The time at which the launcher looked at the processes, by the monotonic clock.
+            codes: The exit code of each of the launcher's commands, such as torchrun; None for a
+                command that still runs.
+            sign: The latest time at which a file was modified by which workers show that they live.
         """
         # The launcher was stopped meanwhile, perhaps with its machine: no silence of the workers.
-        self._last_sign_at += max(0.0, seen.seconds - self._looked_at - APART_SECONDS)
-        self._looked_at = seen.seconds
-        if self._failed_at is None and any(seen.codes):
-            self._failed_at = seen.seconds
+        self._last_sign_at += max(0.0, seconds - self._looked_at - APART_SECONDS)
+        self._looked_at = seconds
+        if self._failed_at is None and any(codes):
+            self._failed_at = seconds
         if self._failed_at is not None:
-            grace = _seconds_after_failure(self._card, seen.codes)
-            return seen.seconds - self._failed_at > grace
-        sign = max(self._launched_at, seen.recorded_at, *seen.signs_of_life.values())
+            grace = _seconds_after_failure(self._card, codes)
+            return seconds - self._failed_at > grace
+        sign = max(self._launched_at, sign)
         if sign != self._last_sign:
-            self._last_sign, self._last_sign_at = sign, seen.seconds
-        self.timeout = self._timeout(seen.seconds - self._last_sign_at)
-        return self.timeout is not None
-
-    @property
-    def _has_begun(self) -> bool:
-        return self._last_sign != self._launched_at
-
-    def _timeout(self, silent_seconds: float) -> str | None:
-        launch = self._card
-        if not self._has_begun and silent_seconds > launch.start_timeout_seconds:
-            return (
-                "the workers were not ready after "
-                f"launch.start_timeout_seconds={launch.start_timeout_seconds}"
-            )
-        if self._has_begun and silent_seconds > launch.stall_timeout_seconds:
-            self.has_stalled = True
-            return (
-                f"no sign of life for launch.stall_timeout_seconds={launch.stall_timeout_seconds}"
-            )
-        return None
+            self._last_sign, self._last_sign_at = sign, seconds
+        has_begun = self._last_sign != self._launched_at
+        event, key = (
+            ("no sign of life for", "stall_timeout_seconds")
+            if has_begun
+            else ("the workers were not ready after", "start_timeout_seconds")
+        )
+        limit = getattr(self._card, key)
+        if seconds - self._last_sign_at <= limit:
+            return False
+        self.timeout, self.has_stalled = f"{event} launch.{key}={limit}", has_begun
+        return True
 
 
 def cause_of_stall(
-    config: RunConfig, before: Mapping[int, str], after: Mapping[int, str], seen: Seen
+    config: RunConfig,
+    before: Mapping[int, str],
+    after: Mapping[int, str],
+    signs_of_life: Mapping[int, float],
 ) -> str:
     """Return a message that names the processes that seem to hold up a stalled point, found from
     each process's sign at two moments. The signs are those of `bsweep.runlog.waits`.
@@ -110,22 +89,22 @@ def cause_of_stall(
         config: The point.
         before: The sign of each process, by rank.
         after: Their signs a few seconds later.
-        seen: The facts that ended the wait. If the signs do not tell processes apart, the message
-            names the worker whose last sign of life is the oldest.
+        signs_of_life: The time at which each worker last showed that it lives. If the signs do not
+            tell processes apart, the message names the worker whose time is the earliest.
     """
-    shows = {rank for rank in after if before[rank] != after[rank]}
-    frozen = after.keys() - shows
-    works = {rank for rank in shows if after[rank].endswith(waits.WORKS)}
+    alive = {rank for rank in after if before[rank] != after[rank]}
+    frozen = after.keys() - alive
+    works = {rank for rank in alive if after[rank].endswith(waits.WORKS)}
 
     def names(ranks: Set[int]) -> str:
         return " and ".join(config.process_name(rank) for rank in sorted(ranks))
 
-    if shows and frozen:
+    if alive and frozen:
         return f"{names(frozen)} stopped, while the other processes still run"
-    if shows - works and works:
+    if works and alive - works:
         return f"the other processes wait for {names(works)}"
-    signs = seen.signs_of_life
-    return f"the first to fall silent was {names({min(signs, key=lambda rank: signs[rank])})}"
+    earliest = min(signs_of_life.items(), key=lambda sign: sign[1])[0]
+    return f"the first to fall silent was {names({earliest})}"
 
 
 def _seconds_after_failure(launch: ProcessesConfig, codes: Sequence[int | None]) -> float:

@@ -5,7 +5,7 @@ Rank 0 composes and checks the points and writes the study's files, as the paren
 sweep does. The launcher on rank 0 sends each point to the other ranks and trains it together with
 them, until rank 0 has no more points.
 
-Horovod carries the points, and not the files of a team (`bsweep.train.team_worker`). Rank 0 trains,
+Horovod carries the points, and not the files of a team (`bsweep.train.team_files`). Rank 0 trains,
 too, and all ranks must agree on how a point ended, so they need an exchange after each point.
 """
 
@@ -14,9 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +24,16 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import HorovodConfig
-from bsweep.core import memory, terminal
+from bsweep.core import memory
 from bsweep.core.ranks import Place
-from bsweep.launch import stop
+from bsweep.launch import inline, stop
 from bsweep.launch.horovodrun_command import listen_only_at
-from bsweep.launch.outcome import Outcome, of_unfit_processes, recorded
+from bsweep.launch.launcher import Outcome, recorded
 from bsweep.runlog.checkpoint_files import is_stop_requested
-from bsweep.runlog.errors import Diverged, Stopped, WorkerLost, described, spoils_process, status_of
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.shared_clock import file_system_time
-from bsweep.train import graph_capture, worker
-
-logger = terminal.logger(__name__)
 
 _INTERRUPTED = 130  # the exit code of an interrupted command
-_TOLD_SECONDS = 1.0
+_SIGNAL_SECONDS = 1.0
 
 
 class WarmRank:
@@ -50,7 +43,7 @@ class WarmRank:
 
     def __init__(self) -> None:
         self._is_training = False
-        self._spoilt_by: str | None = None  # the failure that made the processes unfit to train
+        self._spoilt_by = ""  # the failure that made the processes unfit to train
         # The address and the port where ranks meet at the next restart.
         self._meeting_point: tuple[str, str] | None = None
         self._registry: RendezvousServer | None = None  # only rank 0 has one
@@ -90,8 +83,8 @@ class WarmRank:
 
         Only rank 0 calls this method.
         """
-        if reason := self._spoilt_by or graph_capture.lost_memory():
-            return of_unfit_processes(reason)
+        if unfit := inline.refusal(self._spoilt_by):
+            return unfit
         _send((config, paths.folder.resolve()))
         self._is_training = True
         outcome = self._train(config, paths, on_poll)
@@ -122,14 +115,10 @@ class WarmRank:
         On rank 0, return None if another process ended and horovodrun therefore asks this one to
         stop: the ranks could not meet again.
         """
-        report = _attempt(config, paths, on_step)
+        report = inline.train(config, paths, Place.from_environment(), on_step)
         memory.give_back_garbage()
         if report:
-            if (
-                report.is_consequence
-                and Place.from_environment().rank == 0
-                and _is_told_to_stop(paths)
-            ):
+            if report.is_consequence and hvd.rank() == 0 and _is_asked_to_stop(paths):
                 return None
             self.restart()  # also ends the exchange that the other ranks wait for
         try:
@@ -137,14 +126,13 @@ class WarmRank:
         except HorovodInternalError:  # another rank failed after this one had finished
             self.restart()
             reports = hvd.allgather_object(report, name="report")
-        failures: list[_Failure] = sorted(
-            (r for r in reports if r), key=lambda report: report.is_consequence
-        )
+        failures = [report for report in reports if report]
+        failures.sort(key=lambda failure: failure.is_consequence)
         if failures:
-            first: _Failure = failures[0]
+            outcome: Outcome = failures[0].outcome
             if any(failure.spoils_process for failure in failures):
-                self._spoilt_by = first.outcome.message
-            return first.outcome
+                self._spoilt_by = outcome.message
+            return outcome
         ended = recorded(paths)
         assert ended or hvd.rank(), "training returned without its last record"
         return ended or Outcome("completed")
@@ -202,46 +190,15 @@ def _send(message: object) -> Any:
     return hvd.broadcast_object(message, root_rank=0, name="message")
 
 
-def _is_told_to_stop(paths: RunPaths) -> bool:
+def _is_asked_to_stop(paths: RunPaths) -> bool:
     """Wait up to a second for a request to stop the run, and return True if there is one.
 
     horovodrun sends signals to all processes a moment after one of them has ended.
     """
-    ends = time.monotonic() + _TOLD_SECONDS
-    while not (is_told := is_stop_requested(paths)) and time.monotonic() < ends:
+    ends = time.monotonic() + _SIGNAL_SECONDS
+    while not (is_asked := is_stop_requested(paths)) and time.monotonic() < ends:
         time.sleep(0.05)
-    return is_told
-
-
-@dataclass(frozen=True)
-class _Failure:
-    outcome: Outcome
-    is_consequence: bool
-    spoils_process: bool
-
-
-def _attempt(config: RunConfig, paths: RunPaths, on_step: Callable[[], None]) -> _Failure | None:
-    try:
-        worker.train(
-            config,
-            paths,
-            Place.from_environment(),
-            launched_at=file_system_time(paths.folder),
-            on_step=on_step,
-        )
-    except (Diverged, Stopped):
-        return None  # all ranks end alike, and the end is recorded
-    except Exception as error:
-        # The traceback of a lost worker shows only where Horovod noticed the loss, not the cause.
-        if isinstance(error, WorkerLost):
-            logger.error(f"rank {hvd.rank()}: {str(error).splitlines()[0]}")
-        else:
-            traceback.print_exc()
-        message = f"rank {hvd.rank()} failed: {described(error)}"
-        return _Failure(
-            Outcome(status_of(error), message), isinstance(error, WorkerLost), spoils_process(error)
-        )
-    return None
+    return is_asked
 
 
 class _Registry(RendezvousHandler):  # type: ignore[misc]

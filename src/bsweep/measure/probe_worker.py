@@ -249,7 +249,7 @@ def _exchange_seconds(job: Job) -> float:
 
 
 def main() -> NoReturn:
-    """Run `python -m bsweep.measure.probe_worker FOLDER`."""
+    """Run `python -m bsweep.measure.probe_worker TEAM_FOLDER`."""
     worker.enter(measure)
 
 

@@ -194,7 +194,7 @@ def _optimizer_in(phase: Phase, job: Job) -> Iterator[None]:
 
 
 def main() -> NoReturn:
-    """Run `python -m bsweep.measure.profile_worker FOLDER`."""
+    """Run `python -m bsweep.measure.profile_worker TEAM_FOLDER`."""
     worker.enter(measure)
 
 

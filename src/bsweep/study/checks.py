@@ -14,7 +14,7 @@ from bsweep.config.rules import refuse_vain_evaluations
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.launch import check_machine, preflight
+from bsweep.launch import check_machine, hosts_check
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Damaged, read_summary
@@ -129,7 +129,7 @@ def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
     if inside_horovodrun():
         return []
     try:
-        return preflight.problems(configs)
+        return hosts_check.problems(configs)
     except OSError as error:
         return [f"results_dir: {error}."]
 

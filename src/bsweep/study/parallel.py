@@ -20,7 +20,7 @@ from bsweep import launch
 from bsweep.config.launch import most_at_once
 from bsweep.config.run import RunConfig
 from bsweep.core import signals, terminal
-from bsweep.core.parent_process import end_with_parent
+from bsweep.core.signals import end_with_parent
 from bsweep.core.words import counted
 from bsweep.launch import Outcome, seats
 from bsweep.launch.seats import Seats

@@ -20,7 +20,7 @@ from bsweep.config.run import RunConfig
 from bsweep.core import terminal
 from bsweep.core.following import GrowingFile
 from bsweep.core.words import counted, duration, joined
-from bsweep.launch.outcome import Outcome
+from bsweep.launch import Outcome
 from bsweep.runlog.files import RunPaths
 from bsweep.trackers import live
 

@@ -83,7 +83,7 @@ def run_point(config: RunConfig, warnings: list[str], progress: Progress, launch
                 progress.skip(config, why_skipped(config, earlier.result))
                 return earlier.result
             outcome = _attempt(config, earlier, warnings, events, progress, launch)
-            if not outcome.may_pass or number > config.launch.num_retries:
+            if not outcome.can_be_retried or number > config.launch.num_retries:
                 break
             retry = f"retry {number} of {config.launch.num_retries}"
             seconds = seconds_before_retry(number)

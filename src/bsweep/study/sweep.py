@@ -20,7 +20,7 @@ from bsweep.config.values import ConfigError
 from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.whole_files import explained, is_full
-from bsweep.launch import team
+from bsweep.launch import pool
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.study import checks, claims, commands, parallel, states
 from bsweep.study.progress import Progress
@@ -75,7 +75,7 @@ class Sweep:
         if unready := checks.unready_hosts(self._left):
             raise ConfigError(*unready)
         self._progress = Progress(len(self._points))
-        self._pool = team.ProcessPool()
+        self._pool = pool.ProcessPool()
 
     def run(self) -> list[str]:
         """Run the chosen points, and return the status of each.
@@ -132,7 +132,7 @@ class Sweep:
             return dict(zip(map(_key, configs), statuses, strict=True))
         if why_in_turn:
             self._progress.say(why_in_turn)
-        ordered = [configs[index] for index in team.by_processes(dict(enumerate(configs)))]
+        ordered = [configs[index] for index in pool.by_processes(dict(enumerate(configs)))]
         self._pool.expect(ordered)
         return {_key(config): self._run(config) for config in ordered}
 

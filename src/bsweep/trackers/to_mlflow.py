@@ -98,9 +98,8 @@ def _client(stored_in: str) -> MlflowClient:
 
 
 def _experiment(client: MlflowClient, stored_in: str, study: str) -> str:
-    found = client.get_experiment_by_name(study)
-    if found:
-        return str(found.experiment_id)
+    if known := client.get_experiment_by_name(study):
+        return str(known.experiment_id)
     artifacts = (
         None
         if ":" in stored_in

@@ -4,7 +4,7 @@ The input is a run's folder with its `config.yaml` (`python -m bsweep.train.work
 environment, which tells the process its rank. The output is records, checkpoints and, if they are
 kept, the trained weights in that folder.
 `worker` sets a worker up, `job` holds what it set up, `loop` runs epochs and rounds, and `step`
-makes one step. `team_worker` is a process that trains one point after another.
+makes one step. `team_files` tell a worker which points to train, one after another.
 
 This package must not know which launcher started it, how many points there are, or how the records
 are used. It never decides by the name of a strategy or a policy, only by what these can do.

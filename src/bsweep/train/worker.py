@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import os
 import sys
 import traceback
@@ -28,9 +29,9 @@ from bsweep.config.strategies import AnyStrategy
 from bsweep.config.values import ConfigError
 from bsweep.core import memory
 from bsweep.core.gpus import num_gpus
-from bsweep.core.parent_process import end_with_launcher
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place
+from bsweep.core.signals import end_with_launcher
 from bsweep.core.torch_private import allocator_variable
 from bsweep.core.words import counted
 from bsweep.numerics import objective, optim, precision
@@ -52,11 +53,13 @@ from bsweep.train import (
     loop,
     noise_meter,
     peers_check,
+    team_files,
     warm_up,
 )
 from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
 from bsweep.train.slowdown import Slowdown
+from bsweep.train.team_files import FIT, UNFIT, TeamPaths
 
 _LEFT = "an earlier process of this run still works; start the same sweep again later"
 
@@ -335,12 +338,24 @@ def _warnings_of_threads(job: Job) -> list[Event]:
 
 
 def enter(work: Work) -> NoReturn:
-    """Run a process that a launcher started: read the run's folder from the command line, do the
-    process's work, and exit.
+    """Run a process that a launcher started: read the team's folder from the command line, do the
+    process's work for one point after another until the launcher has no more, and exit.
 
-    The process is a parameter server, or a worker that does `work`.
+    For each point, the process is a parameter server, or a worker that does `work`.
     """
-    work_and_leave(lambda: take_part(RunPaths(Path(sys.argv[1])), work))
+    work_and_leave(lambda: _take_part_in_all(TeamPaths(Path(sys.argv[1])), work))
+
+
+def _take_part_in_all(paths: TeamPaths, work: Work) -> None:
+    # Imported objects stay for good. Scanning them at each collection would take longer than
+    # starting a point.
+    gc.freeze()
+    for run in team_files.runs(paths):
+        place = take_part(run, work)
+        with paths.done(place.rank).open("ab") as file:
+            file.write(UNFIT if graph_capture.broken_capture() else FIT)
+        user_code.forget()
+        memory.give_back_garbage()
 
 
 def work_and_leave(work: Callable[[], object]) -> NoReturn:
@@ -402,7 +417,7 @@ def train_launched(config: RunConfig, paths: RunPaths, place: Place) -> None:
 
 
 def main() -> NoReturn:
-    """Run `python -m bsweep.train.worker RUN_FOLDER`."""
+    """Run `python -m bsweep.train.worker TEAM_FOLDER`."""
     enter(train_launched)
 
 

@@ -1,5 +1,5 @@
-"""A process that takes part in one point after another, as a worker or a parameter server, in a
-team that `bsweep.launch.team` starts.
+"""The files by which a launcher directs a team: processes that train one or more points of a sweep,
+one after another. `bsweep.launch.pool` starts teams.
 
 The team's folder may lie on a file system that several hosts share. On such a file system, opening
 a file shows its content as of the last close, while a folder's list of names may be out of date. So
@@ -11,17 +11,13 @@ the launcher's host that every host can reach. The launcher needs only ssh in th
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from bsweep.config import user_code
-from bsweep.core import memory
 from bsweep.core.following import GrowingFile
 from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
@@ -31,19 +27,16 @@ PATIENCE_SECONDS = 60
 file.
 """
 
-SPOILT = b"!"
-"""The byte that a process writes if it should train no further point.
-
-The reason is that the capture of a CUDA graph broke off in the process.
+FIT, UNFIT = b".", b"!"
+"""The byte that a process writes after each point, and the one that it writes instead if it should
+train no further point, because the capture of a CUDA graph broke off in the process.
 """
 _POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class TeamPaths:
-    """The paths of the files by which a launcher directs a team: processes that train one point
-    after another.
-    """
+    """The paths of the files of a team."""
 
     folder: Path
 
@@ -56,38 +49,19 @@ class TeamPaths:
 
     @property
     def lifeline(self) -> Path:
-        """The file that the launcher touches as long as more points may come.
-
-        See `bsweep.launch.lifeline`.
+        """The file that the launcher touches as long as it lives, and empties when it ends the
+        team; see `bsweep.launch.lifeline`.
         """
         return self.folder / "lifeline"
 
-    def through(self, rank: int) -> Path:
-        """Return the path of the file to which the process `rank` appends one byte after each point
-        in which it took part.
-
-        The byte is `SPOILT` if the process should train no further point.
+    def done(self, rank: int) -> Path:
+        """Return the path of the file to which the process `rank` appends `FIT` or `UNFIT` after
+        each point in which it took part.
         """
-        return self.folder / f"through.{rank}"
+        return self.folder / f"done.{rank}"
 
 
-def train(paths: TeamPaths) -> None:
-    """Take part in one point after another, until the launcher has no more points."""
-    # This imports torch, which a parent that only uses the paths does not need.
-    from bsweep.train import graph_capture, worker
-
-    # Imported objects stay for good. Scanning them at each collection would take longer than
-    # starting a point.
-    gc.freeze()
-    for run in _points(paths):
-        place = worker.take_part(run, worker.train_launched)
-        with paths.through(place.rank).open("ab") as file:
-            file.write(SPOILT if graph_capture.broken_capture() else b".")
-        user_code.forget()
-        memory.give_back_garbage()
-
-
-def _points(paths: TeamPaths) -> Iterator[RunPaths]:
+def runs(paths: TeamPaths) -> Iterator[RunPaths]:
     """Yield the paths of each run that this process must train, as soon as the launcher has listed
     the run's folder in the file `points`.
 
@@ -130,14 +104,3 @@ def _print_to(run: RunPaths) -> None:
         stream.flush()
         with (logs / stream.name.strip("<>")).open("ab") as file:
             os.dup2(file.fileno(), stream.fileno())
-
-
-def main() -> NoReturn:
-    """Run `python -m bsweep.train.team_worker FOLDER`."""
-    from bsweep.train import worker
-
-    worker.work_and_leave(lambda: train(TeamPaths(Path(sys.argv[1]))))
-
-
-if __name__ == "__main__":
-    main()
