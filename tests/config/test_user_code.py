@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
+from pydantic import TypeAdapter
 
 from bsweep.config import user_code, user_files
 from bsweep.config.card import Card
@@ -68,7 +69,8 @@ def forget() -> None:
 
 
 def config(target: str, **options: Any) -> _Config:
-    return _Config(model=_OwnModel(target=target, options=user_code._Keywords(options)))
+    given = {"model": {"target": target, "options": options}}
+    return TypeAdapter(_Config).validate_python(given)
 
 
 class _Two(_Config):
