@@ -268,11 +268,10 @@ class Recorder:
         earlier = before["num_samples"] if before["num_samples"] <= now else 0
         if (num_new := now - earlier) == 0:
             return
-        faded = DECAY**num_new * _weight(earlier)
-        means = {
-            name: (report[name] * _weight(now) - before[name] * faded) / _weight(num_new)
-            for name in ("gradient_square", "variance")
-        }
+        means = {}
+        for name in ("gradient_square", "variance"):
+            faded = DECAY**num_new * before[name] * _weight(earlier)
+            means[name] = (report[name] * _weight(now) - faded) / _weight(num_new)
         self._noise = report
         self._write(
             NoiseScale(
