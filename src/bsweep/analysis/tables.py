@@ -315,11 +315,10 @@ def step_times(study: Study) -> pd.DataFrame:
     Returns:
         The table, indexed by `cell_keys`.
     """
-    amounts = _amounts_of_epochs(study).drop(columns="epoch")
-    times = _per_step(amounts.groupby("run_id").agg(_sum_of_known))
-    times["sent_of_ring"] = (
-        times["sent_bytes"] / ring_bytes(study.runs) if step_unit(study) == "step" else np.nan
-    )
+    unit = step_unit(study)
+    times = run_steps(study, unit)
+    of_ring = times["sent_bytes"] / ring_bytes(study.runs) if unit == "step" else np.nan
+    times = times[_PARTS].assign(sent_of_ring=of_ring)
     return cell_means(study, times.dropna(subset="total_seconds"), ["total_seconds"])
 
 
@@ -335,22 +334,60 @@ def step_parts(study: Study) -> pd.DataFrame:
     Returns:
         The table, indexed by `run_id` and `epoch`.
     """
-    return _per_step(_amounts_of_epochs(study).set_index(["run_id", "epoch"]))
+    amounts = _amounts_of_epochs(study, step_unit(study))
+    return _per_step(amounts.set_index(["run_id", "epoch"]))[_PARTS]
 
 
-def _amounts_of_epochs(study: Study) -> pd.DataFrame:
-    """Return for each run and epoch its steps (or examples in the unit of `step_unit`), its seconds
-    and those of their parts, and the bytes that a worker sent.
+@once
+def run_steps(study: Study, unit: str = "step") -> pd.DataFrame:
+    """Return for each run the mean seconds and sent bytes of a training step and the seconds of its
+    parts. An amount is NaN if an epoch of the run did not record it.
+
+    Columns:
+        Those of `step_parts`. In the unit `step`, the total is over all steps until the last
+            evaluation, also if the run ended within an epoch.
+        `exchange_seconds`: The exchange, hidden by computing or not.
+        `exchange_steps`: The messages that followed one another.
+
+    Args:
+        study: The study.
+        unit: `step`, whatever the workers' numbers of local steps are, or that of `step_unit`.
+
+    Returns:
+        The table, indexed by `run_id`.
     """
-    epochs, amounts = study.epochs, ["train_seconds", "wait_seconds", "codec_seconds", "sent_bytes"]
+    epochs = _amounts_of_epochs(study, unit).groupby("run_id")[_AMOUNTS]
+    is_known = epochs.count().eq(epochs.size(), axis="index")
+    times = _per_step(epochs.sum().where(is_known))
+    if unit != "step":
+        return times
+    last = study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last().astype(float)
+    total = last["train_seconds"] / last["num_steps"].where(last["num_steps"] > 0)
+    times = times.reindex(times.index.union(total.index))
+    return times.assign(total_seconds=total.fillna(times["total_seconds"]))
+
+
+_PARTS = [
+    "total_seconds", "compute_seconds", "codec_seconds", "exposed_exchange_seconds",
+    "wait_seconds", "sent_bytes",
+]  # fmt: skip
+_AMOUNTS = [
+    "train_seconds", "codec_seconds", "exposed_exchange_seconds", "wait_seconds", "sent_bytes",
+    "exchange_seconds", "exchange_steps", "num_steps",
+]  # fmt: skip
+
+
+def _amounts_of_epochs(study: Study, unit: str) -> pd.DataFrame:
+    """Return for each run and epoch its steps (or examples in the given unit), its seconds and
+    those of their parts, and the bytes that a worker sent.
+    """
+    epochs = study.epochs.reindex(columns=["run_id", "epoch", *_AMOUNTS])
     exposed = epochs["exposed_exchange_seconds"].fillna(epochs["exchange_seconds"])
-    table = epochs[["run_id", "epoch", *amounts]].assign(
-        exposed_exchange_seconds=exposed,
-        num_steps=epochs["num_steps"]
-        if step_unit(study) == "step"
-        else epochs["images_per_second"] * epochs["train_seconds"] / EXAMPLES_OF_A_UNIT,
-    )
-    return table.astype({"sent_bytes": float, "num_steps": float})
+    epochs = epochs.assign(exposed_exchange_seconds=exposed).astype(dict.fromkeys(_AMOUNTS, float))
+    if unit != "step":
+        examples = study.epochs["images_per_second"] * epochs["train_seconds"]
+        epochs["num_steps"] = examples / EXAMPLES_OF_A_UNIT
+    return epochs
 
 
 def _per_step(amounts: pd.DataFrame) -> pd.DataFrame:
@@ -361,20 +398,7 @@ def _per_step(amounts: pd.DataFrame) -> pd.DataFrame:
         times["exposed_exchange_seconds"] + times["wait_seconds"] + times["codec_seconds"].fillna(0)
     )
     # The parts come from different clocks, so the rest can be slightly negative.
-    times.insert(1, "compute_seconds", (times["total_seconds"] - spent).clip(lower=0))
-    order = [
-        "total_seconds",
-        "compute_seconds",
-        "codec_seconds",
-        "exposed_exchange_seconds",
-        "wait_seconds",
-    ]
-    return times[[*order, "sent_bytes"]]
-
-
-def _sum_of_known(values: pd.Series[float]) -> float:
-    """Return the sum of the values, NaN if one is missing; groups take no `skipna` in pandas 2."""
-    return float(values.sum(skipna=False))
+    return times.assign(compute_seconds=(times["total_seconds"] - spent).clip(lower=0))
 
 
 def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:

@@ -27,6 +27,7 @@ from bsweep.analysis.prediction.ways import (
     differ_in_ways_alone,
     ways_of,
 )
+from bsweep.analysis.tables import run_steps
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 from bsweep.config.values import did_you_mean
@@ -373,26 +374,24 @@ def _step_seconds(study: Study) -> pd.DataFrame:
     waiting), and of the waiting alone, indexed by `run_id`.
 
     For a run that began at another run's checkpoint, only its own steps count, and only the first
-    of the three is known.
+    of the three is known, because an epoch may have steps of both runs.
     """
-    last = study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last().astype(float)
-    begun = study.runs.loc[continues(study.runs)].set_index("run_id")
-    if len(begun):
-        before = (
-            begun[["branch_seconds", "branch_steps"]]
-            .astype(float)
-            .set_axis(last.columns, axis="columns")
-        )
-        last.loc[before.index.intersection(last.index)] -= before
-    spent = study.epochs[["exposed_exchange_seconds", "wait_seconds", "num_steps"]].astype(float)
-    sums = spent.groupby(study.epochs["run_id"]).sum(min_count=1)
-    sums = sums.drop(begun.index, errors="ignore")  # An epoch may contain steps of both runs.
-    exposed = sums["exposed_exchange_seconds"] + sums["wait_seconds"].fillna(0)
-    return pd.DataFrame({
-        "step_seconds": last["train_seconds"] / last["num_steps"].where(last["num_steps"] > 0),
-        "exposed_seconds": exposed / sums["num_steps"],
-        "waiting_seconds": sums["wait_seconds"] / sums["num_steps"],
+    steps, begun = run_steps(study), study.runs.loc[continues(study.runs)].set_index("run_id")
+    exposed = steps["exposed_exchange_seconds"] + steps["wait_seconds"].fillna(0)
+    found = pd.DataFrame({
+        "step_seconds": steps["total_seconds"],
+        "exposed_seconds": exposed,
+        "waiting_seconds": steps["wait_seconds"],
     })  # fmt: skip
+    if len(begun):
+        last = study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last()
+        before = begun[["branch_seconds", "branch_steps"]].set_axis(last.columns, axis="columns")
+        own_steps = last.astype(float) - before.astype(float)
+        found.loc[found.index.isin(begun.index)] = np.nan
+        found["step_seconds"] = found["step_seconds"].fillna(
+            own_steps["train_seconds"] / own_steps["num_steps"].where(own_steps["num_steps"] > 0)
+        )
+    return found
 
 
 def exact_batches(runs: pd.DataFrame) -> list[int]:

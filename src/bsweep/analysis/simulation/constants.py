@@ -30,7 +30,7 @@ from bsweep.analysis.prediction.ways import capabilities_of, ways_of
 from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
-from bsweep.analysis.tables import ring_bytes
+from bsweep.analysis.tables import ring_bytes, run_steps
 from bsweep.core.words import counted
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
@@ -253,22 +253,15 @@ def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     `compute_seconds` is NaN if the exchange of several workers was not timed, or hidden by
     computing, and for models that are split.
     """
-    exposed = "exposed_exchange_seconds"
-    names = ["num_steps", "train_seconds", "wait_seconds", exposed, "codec_seconds"]
-    names += ["exchange_seconds", "sent_bytes", "exchange_steps"]
-    epochs = study.epochs.reindex(columns=names).astype(float)
-    epochs[exposed] = epochs[exposed].fillna(epochs["exchange_seconds"])
-    sums = epochs.groupby(study.epochs["run_id"]).sum(min_count=1)
-    mean = sums.div(sums["num_steps"], axis="index").add_suffix("_of_step")
-    table = runs.join(mean, on="run_id")
+    table = runs.join(run_steps(study).add_suffix("_of_step"), on="run_id")
     is_alone = table["num_workers"] == 1
-    exchange = table[f"{exposed}_of_step"] + table["wait_seconds_of_step"].fillna(0)
+    exchange = table["exposed_exchange_seconds_of_step"] + table["wait_seconds_of_step"].fillna(0)
     spent = exchange.where(~is_alone, 0.0) + table["codec_seconds_of_step"].fillna(0)
     is_plain = np.array(
         [not can.splits_model and can.exchanges_in_passes is False for can in capabilities_of(runs)]
     )
     is_known = (is_alone | is_plain) & table["local_batches"].fillna("").eq("")
-    step_seconds = table["train_seconds_of_step"]
+    step_seconds = table["total_seconds_of_step"]
     return table.assign(
         passes=pd.to_numeric(table["accumulation_steps"], errors="coerce").fillna(1),
         step_seconds=step_seconds,
