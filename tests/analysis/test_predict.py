@@ -98,6 +98,15 @@ def test_cells_left_out_are_predicted_from_the_others(
     assert "Error without a cell's worker count (2 worker counts" in repr(prediction)
 
 
+def test_errors_of_left_out_cells_are_computed_on_demand(folder: Path) -> None:
+    found = bsweep.predict(folder, TARGET, batches=[64, 128])
+    assert "Error without" not in repr(found)
+    assert found.as_json()["leave_out"] is None
+    assert len(found.leave_out)
+    assert "Error without" in repr(found)
+    assert found.as_json()["leave_out"]
+
+
 def test_one_more_run_brings_most_where_the_choice_is_open(
     prediction: bsweep.analysis.Prediction,
 ) -> None:
@@ -171,7 +180,8 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
     assert len(printed.splitlines()) <= 5
     assert re.search(r"^Run next: .* to save \d+\.\d % of ", printed, re.MULTILINE)
     assert printed.startswith("Fastest to a test accuracy of 0.9: global batch 128 on 2 workers")
-    told = ran_ok("predict", study, "--target-loss", "0.1", "--json", cwd=tmp_path)
+    words = ("--target-loss", "0.1", "--json", "--verbose")
+    told = ran_ok("predict", study, *words, cwd=tmp_path)
     read = json.loads(told.stdout)
     assert read["target"] == {"metric": "test_loss", "value": 0.1, "part": "test"}
     assert read["cells"][0]["joules"] is None

@@ -278,6 +278,17 @@ def test_what_one_worker_count_cannot_tell_stays_wide() -> None:
     assert width((1,)) > 2 * width((1, 2, 3))
 
 
+def test_passes_that_were_timed_alone_tell_the_formula_and_not_their_cell() -> None:
+    steps = [Timing(Cell(batch, 1), 0.1 + 0.01 * batch) for batch in (8.0, 32.0)]
+    slow = Timing(Cell(128.0, 1), 2 * 1.38, "compute")
+    fitted = fit_step_time([*steps, slow], DRAWS)
+    assert fitted.cells == tuple(timing.cell for timing in steps)
+    assert fitted.effects.shape == (DRAWS, 2)
+    assert slow.cell in fitted.passed
+    widths = [np.std(fitted.log_seconds(cell)) for cell in (*fitted.cells, slow.cell)]
+    assert max(widths[:2]) < widths[2]
+
+
 def test_passes_of_an_accumulated_step_exchange_once() -> None:
     truth, unseen = Truth(sync_seconds=0.03, overlap=1.0), Cell(16, 2, 8)
     cells = [

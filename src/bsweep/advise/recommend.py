@@ -301,6 +301,8 @@ def _tell(
         ended.append(
             f"The search cost as much as the steps of {number(trainings)} trainings of this cell."
         )
+        if is_verbose:
+            _ = prediction.leave_out  # what is computed is told
     larger, simulated = _larger(prediction, wanted)
     lines = [line for line in (*ended, more, *larger) if line]
     if as_json:

@@ -42,9 +42,9 @@ from bsweep.analysis.prediction.next_run import (
     with_rates,
 )
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
-from bsweep.analysis.prediction.result import cell_name
 from bsweep.analysis.prediction.selection import Observed, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
+from bsweep.analysis.prediction.texts import cell_name
 from bsweep.analysis.prediction.ways import TimedStep, Way, timed_way
 from bsweep.config.data import ProgramDataConfig
 from bsweep.config.run import RunConfig

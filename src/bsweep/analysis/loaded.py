@@ -22,7 +22,7 @@ from bsweep.analysis.targets import with_own_targets
 from bsweep.core.words import counted, first_of
 
 if TYPE_CHECKING:
-    from bsweep.analysis.prediction.result import Prediction
+    from bsweep.analysis.prediction.texts import Prediction
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ def run(arguments: Sequence[str]) -> int:
 def _print(
     prediction: Prediction, study: str, larger: str, as_json: bool, is_verbose: bool
 ) -> None:
+    if is_verbose:
+        _ = prediction.leave_out  # what is computed is told
     if as_json:
         print(json.dumps(prediction.as_json(), indent=2, allow_nan=False))
         return

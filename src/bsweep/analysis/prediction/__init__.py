@@ -28,7 +28,6 @@ from bsweep.analysis.prediction.objectives import (
     parse_objective,
     with_probabilities,
 )
-from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import (
     Observed,
     bounded,
@@ -37,6 +36,7 @@ from bsweep.analysis.prediction.selection import (
     rate_rule,
 )
 from bsweep.analysis.prediction.step_time import Timing
+from bsweep.analysis.prediction.texts import Prediction
 from bsweep.analysis.prediction.ways import Probed, probed
 from bsweep.config.target import Target, target_of
 from bsweep.config.values import counts

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 if TYPE_CHECKING:
-    from bsweep.analysis.prediction.result import Prediction
+    from bsweep.analysis.prediction.texts import Prediction
 
 KNEE = 0.5
 """The share of the ideal gain in speed below which more workers are not worth much."""

@@ -33,9 +33,9 @@ from bsweep.analysis.prediction.objectives import (
     gains,
     log_objective,
 )
-from bsweep.analysis.prediction.result import Prediction
 from bsweep.analysis.prediction.selection import Observed, exact_batches
 from bsweep.analysis.prediction.step_time import StepTimeFit
+from bsweep.analysis.prediction.texts import Prediction
 from bsweep.analysis.prediction.ways import WHOLE, Way
 
 SHARE = 0.05  # share of the grid's predicted cost that finding the best cell may take

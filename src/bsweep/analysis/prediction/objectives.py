@@ -122,7 +122,7 @@ class Choice:
 
 def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False) -> Array:
     """Return the logarithm of the quantity that an objective minimizes, such as seconds or money,
-    for each posterior draw and cell.
+    for each posterior draw and cell. It is NaN for cells with a strategy whose energy is not known.
 
     Raises:
         ValueError: If no energy of the runs is known, and the objective is to minimize it.
@@ -134,7 +134,7 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
     of_worker_second = cells[objective.minimize].to_numpy(float) / cells["worker_seconds"].to_numpy(
         float
     )
-    if np.isnan(of_worker_second).any():  # only of joules: money has a price
+    if np.isnan(of_worker_second).all():  # only of joules: money has a price
         raise ValueError(
             "objective joules: the energy of no run is known. Either the hardware did not report "
             "it (NVIDIA GPUs report it by NVML, CPUs by RAPL counters if the user may read them), "
@@ -149,12 +149,12 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
 
     The added columns are `is_allowed`, `probability_in_time` (NaN without a deadline),
     `probability_best` and `probability_close`. The last two are defined in `Choice`, and are 0 for
-    cells that are not allowed. A cell is allowed if it has no problem and keeps the objective's
-    limits. Cells with `is_unreached` are allowed only if no other cell that can be trained is left
-    within `max_workers`.
+    cells that are not allowed. A cell is allowed if it has no problem, keeps the objective's
+    limits, and its energy is known, if it counts. Cells with `is_unreached` are allowed only if no
+    other cell that can be trained is left within `max_workers`.
     """
-    cells = forecast.cells
-    allowed = (cells["problem"] == "") & (cells["num_workers"] <= (objective.max_workers or np.inf))
+    cells, logs = forecast.cells, log_objective(forecast, objective)
+    allowed = _possible(cells, objective) & pd.Series(~np.isnan(logs).any(axis=0), cells.index)
     reachable = allowed & ~cells["is_unreached"]
     allowed = (
         reachable if reachable.any() else allowed
@@ -166,7 +166,7 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
             cells.index,
         )
         allowed &= in_time >= SURE
-    values = np.where(allowed, log_objective(forecast, objective), np.inf)
+    values = np.where(allowed, logs, np.inf)
     best, close = np.zeros(len(cells)), np.zeros(len(cells))
     if allowed.any():
         least = values.min(axis=1, keepdims=True)
@@ -178,6 +178,12 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
         probability_best=best,
         probability_close=close,
     )
+
+
+def _possible(cells: pd.DataFrame, objective: Objective) -> pd.Series[bool]:
+    """Return for each cell True if it can be trained on as few workers as the objective allows."""
+    most_workers = objective.max_workers or np.inf
+    return (cells["problem"] == "") & (cells["num_workers"] <= most_workers)
 
 
 def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
@@ -218,10 +224,8 @@ def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
 
 
 def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
-    possible = table[
-        (table["problem"] == "") & (table["num_workers"] <= (objective.max_workers or np.inf))
-    ]
-    if possible.empty:
+    possible = table[_possible(table, objective)]
+    if possible.empty or objective.deadline_seconds is None:
         fewest = int(table["num_workers"].min())
         reasons = ", ".join(sorted(set(table["problem"]) - {""}))
         return (

@@ -122,7 +122,10 @@ class Further(NamedTuple):
 class StepTimeFit:
     """Posterior draws of the parameters of the formula for the seconds of a step.
 
-    `cells` are those whose whole steps were timed; `effects` are by draw and cell.
+    `cells` are those whose whole steps were timed; `effects`, by draw and cell, are what the
+    formula misses of them. A cell whose passes or exchange alone were timed has no effect here: its
+    timings count in the parameters, but its steps are predicted as those of a cell that was not
+    timed.
     """
 
     cells: tuple[Cell, ...]

@@ -1,0 +1,501 @@
+"""A prediction as people, notebooks and programs see it: sentences, tables and warnings."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from bsweep.analysis.numbers import number, plain
+from bsweep.analysis.prediction.critical_batch import INTERVAL
+from bsweep.analysis.prediction.networks import OWN_LINKS, curves_of
+from bsweep.analysis.prediction.objectives import (
+    CLOSE,
+    LEAST_GAIN,
+    TELLS_APART,
+    Measure,
+    log_objective,
+)
+from bsweep.analysis.prediction.result import Result
+from bsweep.analysis.prediction.selection import more_evaluations
+from bsweep.core.words import aligned, counted, first_of, joined
+
+_WIDTH = 100
+
+
+class _Words(NamedTuple):
+    """The words for one measure that an objective minimizes."""
+
+    unit: str
+    adverb: str
+    close: str  # `{share}` is the share by which cells still count as equally good
+    noun: str
+
+
+_WORDS: dict[Measure, _Words] = {
+    "seconds": _Words("s", "Fastest", "takes at most {share} longer than", "time"),
+    "worker_seconds": _Words(
+        "worker-seconds", "Fewest worker-seconds", "takes at most {share} more worker-seconds than",
+        "worker-seconds",
+    ),
+    "money": _Words("in money", "Cheapest", "costs at most {share} more than", "cost"),
+    "joules": _Words("J", "Least energy", "takes at most {share} more energy than", "energy"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction(Result):
+    """The result of `bsweep.predict`: the predicted time to a target for each cell of a grid, and
+    the recommended cell.
+
+    `network` are the links of simulated cells, in words, and empty if none are simulated. `others`
+    are the predictions for further networks. `not_predicted` says why networks or numbers of
+    workers that were asked for have no prediction. The object prints as a sentence, tables and
+    warnings, also in a notebook.
+    """
+
+    network: str = ""
+    others: tuple[Prediction, ...] = ()
+    not_predicted: tuple[str, ...] = ()
+
+    @property
+    def of_networks(self) -> tuple[Prediction, ...]:
+        """This prediction and those for further networks."""
+        return (self, *self.others)
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """A table of the time and the cost to the target on each number of workers at its best
+        batch size, for each network; see `networks.curves_of`.
+        """
+        return curves_of(self.of_networks)
+
+    @property
+    def amount(self) -> str:
+        """The predicted time or cost of the recommended cell, with its interval, as text."""
+        return self._amount(self.choice.place)
+
+    def sentence(self) -> str:
+        """Return sentences that say which cell is recommended, how sure the recommendation is, and
+        which cells may be better, or else which is the next best.
+
+        Returns:
+            A text of several sentences.
+        """
+        return joined([self._first(self._whole_amount), *self._sure(), *self._other_cells()])
+
+    def brief(self) -> list[str]:
+        """Return the answer that a terminal shows.
+
+        Returns:
+            At most three lines: the recommended cell with its interval, how sure the recommendation
+            is and which cells come near, and the number of warnings. Before the last one, a line
+            for each simulated network.
+        """
+        count = len(self.warnings)
+        warned = f"{counted(count, 'warning')}: --verbose shows {'it' if count == 1 else 'them'}."
+        sure = joined([*self._sure(), *self._other_cells()])
+        return [self._first(self.amount), sure, *self.network_lines(), *[warned] * bool(count)]
+
+    def network_lines(self) -> list[str]:
+        """Return a line for each simulated network: its best cell if there are several networks,
+        the number of workers from which on more bring little, and that from which on the best batch
+        is larger than the critical batch size. Further lines say what has no prediction.
+
+        Returns:
+            The lines; without a simulation, only what has no prediction.
+        """
+        simulated = self.of_networks if self.network else ()
+        lines = (joined(self._on_network(prediction)) for prediction in simulated)
+        return [*filter(None, lines), *self.not_predicted]
+
+    def next_run(self) -> str:
+        """Return which run to make next, in words; see `next_cell`.
+
+        Returns:
+            A cell and what its run is expected to save, or that no run is expected to save enough.
+        """
+        cell, saved = self.next_cell(), f"of the {self._words.noun} to the target"
+        if cell is None:
+            least = f"{100 * LEAST_GAIN:g} % or more"
+            return f"nothing, because no further run is expected to save {least} {saved}"
+        seconds = number(cell["worker_seconds"])
+        takes = f"It takes about {seconds} worker-seconds plus its start and evaluations"
+        gain = f"is expected to save {100 * cell['gain']:.1f} % {saved}"
+        if not self.recommended["num_reached"]:
+            return (
+                f"the recommended cell itself, to its target. {takes}, shows whether the "
+                f"prediction holds, and {gain}{self._probe_instead()}"
+            )
+        if self.recommended["is_only_bounded"]:
+            return (
+                "the recommended cell again, with more evaluations ("
+                f"{more_evaluations(self.seen.runs)}), to measure its time to the target"
+            )
+        return (
+            f"{_marked(cell)} with a new seed. {takes}. Its result may change the "
+            f"recommendation, which {gain}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the whole prediction in plain values, with None for what is not known and for the
+        errors of left-out cells that were not computed; see `leave_out`.
+
+        Returns:
+            Mappings, lists, numbers and texts that JSON can hold.
+        """
+        values: dict[str, Any] = {
+            "study": self.study,
+            "target": asdict(self.target),
+            "objective": asdict(self.objective),
+            "sentence": self.sentence(),
+            "recommendation": self._recommendation(),
+            "cells": self.cells.to_dict("records"),
+            "fits": self.fits.reset_index().to_dict("records"),
+            "critical_batches": [asdict(estimate) for estimate in self.critical_batches],
+            "leave_out": self.leave_out.to_dict("records") if self._has_errors else None,
+            "learning_rate_rule": self.rate_rule,
+            "warnings": list(self.warnings),
+            "not_predicted": list(self.not_predicted),
+            "network": self.network or None,
+            **(self.networks_as_json() if self.network else {}),
+        }
+        plain_values: dict[str, Any] = plain(values)
+        return plain_values
+
+    def networks_as_json(self) -> dict[str, Any]:
+        """Return the predictions for all simulated networks in plain values.
+
+        Returns:
+            The recommendation and the cells for each network, and the curves of all.
+        """
+        networks = [
+            {
+                "network": prediction.network,
+                "recommendation": prediction._recommendation(),
+                "cells": prediction.cells.to_dict("records"),
+            }
+            for prediction in self.of_networks
+        ]
+        values: dict[str, Any] = plain(
+            {"networks": networks, "curves": self.curves.to_dict("records")}
+        )
+        return values
+
+    def __repr__(self) -> str:
+        lines = [[self.sentence()], [*self._doubts()], self.network_lines(), [*self._notes()]]
+        *first, notes = (
+            "\n".join(textwrap.fill(line, _WIDTH) for line in paragraph) for paragraph in lines
+        )
+        return "\n\n".join(filter(None, [*first, *map(_as_text, self._tables()), notes]))
+
+    def _repr_html_(self) -> str:
+        doubts, notes = (
+            "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+            for lines in ((*self._doubts(), *self.network_lines()), self._notes())
+        )
+        tables = "".join(table.to_html(index=False) for table in self._tables())
+        return f"<p><b>{html.escape(self.sentence())}</b></p>{doubts}{tables}{notes}"
+
+    @property
+    def _words(self) -> _Words:
+        return _WORDS[self.objective.minimize]
+
+    @property
+    def _has_errors(self) -> bool:
+        """True if the errors of left-out cells, which need many fits, were computed before."""
+        return "leave_out" in vars(self)
+
+    def _amount(self, place: int) -> str:
+        typical, of_run = (
+            log_objective(self.forecast, self.objective, is_run)[:, place]
+            for is_run in (False, True)
+        )
+        value, low, high = np.exp([np.median(typical), *np.quantile(of_run, INTERVAL)])
+        return f"{number(value)} {self._words.unit} (90 % interval {_interval(low, high)})"
+
+    @property
+    def _whole_amount(self) -> str:
+        """The predicted time or cost of the recommended cell as text, and the time if it is not
+        what is minimized.
+        """
+        is_time = self.objective.minimize == "seconds"
+        return self.amount if is_time else f"{self.amount}, {number(self.recommended['seconds'])} s"
+
+    def _first(self, amount: str) -> str:
+        """Return a sentence that names the recommended cell, with its time or cost."""
+        cell = cell_name(self.recommended)
+        return f"{self._words.adverb} to {self.target.said}: {cell}, {amount}."
+
+    def _sure(self) -> Iterator[str]:
+        """Yield sentences that say how sure the recommendation is."""
+        choice, close = self.choice, self._words.close.format(share=f"{100 * CLOSE:g} %")
+        if self.recommended["is_simulated"]:
+            yield f"Simulated with {self._links}: no step was timed on so many workers."
+        yield self._basis()
+        yield (
+            f"It is the best cell with probability {choice.probability_best:.2f}, and {close} the "
+            f"best cell with probability {choice.probability_close:.2f}."
+        )
+        if choice.probability_in_time is not None:
+            yield f"It meets the deadline with probability {choice.probability_in_time:.2f}."
+
+    def _basis(self) -> str:
+        """Return a sentence that says whether runs of the recommended cell reached the target, did
+        not reach it, or do not exist, and then whether there are runs of its batch size.
+        """
+        cell = self.recommended
+        if cell["is_only_bounded"]:
+            return (
+                "Predicted: its own runs reached the target at their first evaluation, which gives "
+                "only an upper bound of the time."
+            )
+        if cell["num_reached"]:
+            return "Runs of this cell reached the target."
+        if cell["num_runs"]:
+            return f"No run of this cell reached the target ({counted(cell['num_runs'], 'run')})."
+        if self.seen.runs["global_batch"].eq(cell["global_batch"]).any():
+            others = "in other cells" if cell["way"] else "on other workers"
+            return (
+                "No run of this cell was made: the prediction is from runs of this batch size "
+                f"{others}."
+            )
+        return "No run of this batch size was made: the prediction is from other batch sizes."
+
+    def _other_cells(self) -> Iterator[str]:
+        """Yield sentences that name the best measured cell, and the cells that come near."""
+        choice = self.choice
+        if choice.measured is not None and choice.measured != choice.place:
+            measured = cell_name(self.cells.iloc[choice.measured])
+            yield f"The best measured cell is {measured}, {self._amount(choice.measured)}."
+        if choice.alternatives:
+            near = [_marked(self.cells.iloc[place]) for place in choice.alternatives]
+            yield (
+                f"Each of these cells is better with a probability of {100 * TELLS_APART:g} % or "
+                f"more: {first_of(near, comma='; ')}."
+            )
+        elif choice.runner_up is not None:
+            yield f"The next best cell is {_marked(self.cells.iloc[choice.runner_up])}."
+
+    @property
+    def _links(self) -> str:
+        """The links of simulated cells in the words of a sentence."""
+        return OWN_LINKS if self.network == "measured" else self.network
+
+    def _on_network(self, prediction: Prediction) -> Iterator[str]:
+        """Yield sentences on the prediction for one of several networks."""
+        curve = self.curves[self.curves["network"] == prediction.network]
+        if self.others or self.not_predicted:
+            cell, amount = cell_name(prediction.recommended), prediction._whole_amount
+            simulated, timed = (
+                (", simulated", "")
+                if prediction.recommended["is_simulated"]
+                else ("", ", as timed")
+            )
+            yield f"With {prediction._links}{simulated}: {cell}, {amount}{timed}."
+        for column, text in _BEGINNINGS.items():
+            if curve[column].any():
+                row = curve[curve[column]].iloc[0]
+                critical = number(row["critical_batch"])
+                yield (
+                    f"From {counted(row['num_workers'], 'worker')} on, "
+                    f"{text.format(critical=critical)}."
+                )
+
+    def _probe_instead(self) -> str:
+        """Return a sentence on the probe that would settle the step time of the recommended cell,
+        if the cell lies beyond those that were timed; empty for programs, which cannot be probed.
+        """
+        cell = self.recommended
+        if "(timed:" not in cell["beyond"] or self.seen.runs["strategy"].eq("program").any():
+            return ""
+        return (
+            ". To see only the time of its steps, type bsweep probe with the settings of the runs "
+            f"and local_batch={cell['local_batch']:g} num_workers={cell['num_workers']}, and then "
+            "this command with --probe"
+        )
+
+    def _recommendation(self) -> dict[str, Any]:
+        """Return the recommended cell for `as_json`, and which cells are near it."""
+        choice = asdict(self.choice)
+        del choice["place"]
+        near = (("runner_up", self.choice.runner_up), ("measured", self.choice.measured))
+        return {
+            **{str(name): value for name, value in self.recommended.items()},
+            **choice,
+            "alternatives": [self._key(place) for place in self.choice.alternatives],
+            **{name: None if place is None else self._key(place) for name, place in near},
+        }
+
+    def _key(self, place: int) -> dict[str, Any]:
+        names = ["global_batch", "num_workers", "passes", "way", "local_batch"]
+        return {name: self.cells[name].iloc[place] for name in names}
+
+    def _doubts(self) -> Iterator[str]:
+        if self._has_errors:
+            yield from self._errors()
+        yield from (f"Warning: {text}" for text in self.warnings)
+
+    def _errors(self) -> Iterator[str]:
+        table = self.leave_out
+        for name, words in (("global_batch", "batch size"), ("num_workers", "worker count")):
+            rows = table[table["left_out"] == name]
+            if rows.empty:
+                yield f"Error without a cell's {words}: too few {words}s were measured to tell."
+                continue
+            errors, count = 100 * rows["error"].abs(), rows[name].nunique()
+            measured = max(count, self.seen.runs[name].nunique())
+            few = f"{count} of " * (count < measured)
+            yield (
+                f"Error without a cell's {words} ({few}{counted(measured, words)} left out, one at "
+                f"a time): {errors.max():.0f} % for the worst cell, {errors.median():.0f} % in the "
+                f"median; {int(rows['is_inside'].sum())} of {len(rows)} lie in their 90 % interval."
+            )
+        if table["is_bound"].any():
+            yield "If a cell did not reach the target, the time that it trained is a lower bound."
+
+    def _notes(self) -> Iterator[str]:
+        left_out = self.cells[~self.cells["is_allowed"] & (self.cells["problem"] == "")]
+        if len(left_out):
+            yield f"Left out: cells {', or '.join(self._reasons(left_out))}."
+        yield (
+            f"The prediction holds for the learning-rate rule of these runs ({self.rate_rule}), "
+            "and for their model, data and machine. It assumes that steps depend only on the "
+            "global batch, not on the number of workers that share it. Times and costs are those "
+            "of training steps: starts and evaluations come on top."
+        )
+
+    def _reasons(self, cells: pd.DataFrame) -> Iterator[str]:
+        """Yield why cells are left out that could be trained."""
+        lacks_energy = cells["joules"].isna() & (self.objective.minimize == "joules")
+        if not (cells["is_unreached"] | lacks_energy).all():
+            yield "that exceed the objective's limits"
+        if cells["is_unreached"].any():
+            yield (
+                "with a batch size whose runs, or those of a smaller one, trained to their end "
+                "without reaching the target"
+            )
+        if lacks_energy.any():
+            yield "with a strategy of which no run recorded its energy"
+
+    def _cells_table(self) -> pd.DataFrame:
+        cells = self.cells
+        places = np.arange(len(cells))
+        table = pd.DataFrame({
+            "": np.where(places == self.choice.place, "*", ""),
+            "batch": cells["global_batch"].astype(str),
+            "workers": cells["num_workers"].astype(str),
+            "strategy": cells["way"],
+            "time (s)": cells["seconds"].map(number),
+            "90 % interval": _intervals(cells, "seconds"),
+            "steps": cells["steps"].map("{:.0f}".format),
+            "step (s)": cells["step_seconds"].map(number),
+            "worker-seconds": cells["worker_seconds"].map(number),
+            "money": cells["money"].map(number),
+            "joules": cells["joules"].map(number),
+            "best with": cells["probability_best"].map("{:.2f}".format),
+            "measured (s)": cells["measured_seconds"].map(number),
+            "runs": list(map(_marks, cells.to_dict("records"))),
+        })  # fmt: skip
+        unknown = [name for name in ("money", "joules") if cells[name].isna().all()]
+        return table.drop(columns=[*unknown, *["strategy"] * (len(self.seen.ways) < 2)])
+
+    def _curves_table(self) -> pd.DataFrame:
+        curves = self.curves
+        table = pd.DataFrame({
+            "network": curves["network"],
+            "workers": curves["num_workers"].astype(str),
+            "batch": curves["global_batch"].astype(str),
+            "time (s)": curves["seconds"].map(number),
+            "90 % interval": _intervals(curves, "seconds"),
+            "worker-hours": curves["worker_hours"].map(number),
+            "money": curves["money"].map(number),
+            "": [
+                joined((text for name, text in _CURVE_MARKS.items() if row[name]), "; ")
+                for row in curves.to_dict("records")
+            ],
+        })  # fmt: skip
+        return table.drop(columns=["money"] * bool(curves["money"].isna().all()))
+
+    def _tables(self) -> list[pd.DataFrame]:
+        fits = pd.DataFrame({
+            "fit": self.fits.index,
+            "median": self.fits["median"].map(number).array,
+            "90 % interval": list(map(_interval, self.fits["low"], self.fits["high"])),
+        })  # fmt: skip
+        rows = []
+        for estimate in self.critical_batches:
+            interval = "" if np.isnan(estimate.low) else _interval(estimate.low, estimate.high)
+            rows.append((estimate.source, number(estimate.value), interval, estimate.verdict))
+            if not np.isnan(estimate.ratio_of_sums):
+                name, value = f"{estimate.source}, ratio of sums", number(estimate.ratio_of_sums)
+                rows.append((name, value, "", "for comparison: large gradients dominate it"))
+        critical = pd.DataFrame(
+            rows, columns=["critical batch by", "examples", "90 % interval", "verdict"]
+        )
+        curves = [self._curves_table()] if self.network else []
+        return [*curves, self._cells_table(), fits, critical]
+
+
+_BEGINNINGS = {
+    "is_knee": "more workers bring less than half of the speed that they cost",
+    "is_wall": "the best batch is larger than the critical batch size ({critical}), so more "
+    "workers save few steps",
+}
+_CURVE_MARKS = {
+    "is_simulated": "simulated", "is_knee": "knee", "is_above_critical": "above the critical batch"
+}  # fmt: skip
+
+
+def _marks(cell: Mapping[Hashable, Any]) -> str:
+    """Return what the table of cells says of one: its runs, and what its time rests on."""
+    is_left_out = not cell["is_allowed"] and not cell["problem"]
+    marks = (
+        f"{cell['num_reached']} of {cell['num_runs']} reached" * bool(cell["num_runs"]),
+        "simulated" * bool(cell["is_simulated"]),
+        "extrapolated" * bool(cell["is_extrapolated"]),
+        cell["problem"],
+        "left out" * is_left_out,
+    )
+    return joined(marks, "; ")
+
+
+def cell_name(cell: pd.Series[Any]) -> str:
+    """Return the name of a row of `Prediction.cells`, or of another table with its columns."""
+    local = f"{cell['local_batch']:g}"
+    passes = f" in {cell['passes']} passes" if cell["passes"] > 1 else ""
+    name = (
+        f"global batch {int(cell['global_batch'])} on "
+        f"{counted(int(cell['num_workers']), 'worker')} (local batch {local}{passes})"
+    )
+    way = cell.get("way", "")
+    return f"{name} with {way}" if way else name
+
+
+def _marked(cell: pd.Series[Any]) -> str:
+    """Return the name of a cell, which says so if its steps are simulated."""
+    return cell_name(cell) + ", simulated" * bool(cell["is_simulated"])
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{number(low)} to {number(high)}"
+
+
+def _intervals(table: pd.DataFrame, name: str) -> list[str]:
+    return list(map(_interval, table[f"{name}_low"], table[f"{name}_high"]))
+
+
+def _as_text(table: pd.DataFrame) -> str:
+    """Return a table as text for a terminal, with columns of digits aligned on the right, and the
+    last column and columns of words on the left.
+    """
+    rows = [list(map(str, table.columns)), *table.astype(str).to_numpy().tolist()]
+    columns = enumerate(zip(*rows[1:], strict=True))
+    words = [place for place, cells in columns if not any(cell[:1].isdigit() for cell in cells)]
+    return "\n".join(aligned(rows, left=[*words, len(rows[0]) - 1]))
