@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -61,6 +61,25 @@ class ParameterServerConfig(StrategyConfig):
     def holds_layers(self) -> bool:
         """True if each layer of a model stays whole, on one server."""
         return self.sharding in ("layer", "layer_round_robin")
+
+    def servers_of_layers(self, sizes: Sequence[float], num_servers: int) -> list[int]:
+        """Return the number of the server that holds each layer, if each layer stays whole: one
+        after another, or the largest first, each on the server that holds the least so far.
+
+        Args:
+            sizes: The sizes of the layers, in any unit.
+            num_servers: The number of servers.
+
+        Returns:
+            One number for each layer.
+        """
+        if self.sharding == "layer_round_robin":
+            return [layer % num_servers for layer in range(len(sizes))]
+        servers, loads = [0] * len(sizes), [0.0] * num_servers
+        for layer in sorted(range(len(sizes)), key=lambda layer: sizes[layer], reverse=True):
+            servers[layer] = loads.index(min(loads))
+            loads[servers[layer]] += sizes[layer]
+        return servers
 
     def problems(self, point: RunConfig) -> Iterator[str]:
         yield from super().problems(point)

@@ -66,12 +66,13 @@ def _assign(
     Return pairs of a server's number and a slice that this server holds.
     """
     match strategy.sharding:
-        case "layer":
-            return _largest_first(layers(slices), num_servers)
-        case "layer_round_robin":
+        case "layer" | "layer_round_robin":
+            whole = layers(slices)
+            sizes = [sum(tensor.num_elements for tensor in layer) for layer in whole]
+            servers = strategy.servers_of_layers(sizes, num_servers)
             return (
-                (number % num_servers, tensor)
-                for number, layer in enumerate(layers(slices))
+                (server, tensor)
+                for server, layer in zip(servers, whole, strict=True)
                 for tensor in layer
             )
         case "memory":
@@ -89,19 +90,6 @@ def layers(slices: Sequence[Slice]) -> list[list[Slice]]:
     for tensor in sorted(slices, key=lambda tensor: tensor.index):
         by_module.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
     return list(by_module.values())
-
-
-def _largest_first(layers: list[list[Slice]], num_servers: int) -> Iterator[tuple[int, Slice]]:
-    """Assign whole layers to servers, from the largest to the smallest, each to the server that
-    holds the fewest elements so far.
-
-    Yield pairs of a server's number and a slice that this server holds.
-    """
-    loads = [0] * num_servers
-    for layer in sorted(layers, key=_size, reverse=True):
-        server = loads.index(min(loads))
-        loads[server] += _size(layer)
-        yield from ((server, tensor) for tensor in layer)
 
 
 def _equal_parts(slices: Sequence[Slice], num_servers: int) -> Iterator[tuple[int, Slice]]:
@@ -138,7 +126,3 @@ def _cut(tensor: Slice, start: int, stop: int) -> Slice:
     if (start, stop) == (tensor.start, tensor.stop):
         return tensor
     return replace(tensor, start=start, stop=stop, shape=(stop - start,))
-
-
-def _size(layer: Sequence[Slice]) -> int:
-    return sum(tensor.num_elements for tensor in layer)

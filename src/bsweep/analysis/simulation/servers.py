@@ -17,24 +17,17 @@ from bsweep.config.parameter_server import ParameterServerConfig
 
 
 def shares(card: ParameterServerConfig, num_servers: int, constants: Constants) -> Array:
-    """Return the share of the parameters on each server, by the card's sharding.
-
-    Whole layers go, the largest first, to the server that has the least so far. Without the sizes
+    """Return the share of the parameters on each server, by the card's sharding. Without the sizes
     of layers, the parameters are taken as divided evenly.
     """
-    layers = np.array(constants.layer_shares)
-    loads = np.zeros(num_servers)
+    layers = constants.layer_shares
     if card.sharding == "hashed_chunks":
         chunks = max(1, round(constants.parameter_bytes / card.chunk_bytes))
         places = np.random.default_rng(0).integers(0, num_servers, chunks)
         return np.bincount(places, minlength=num_servers) / chunks
-    if card.sharding == "memory" or not len(layers):
+    if not card.holds_layers or not layers:
         return np.full(num_servers, 1 / num_servers)
-    if card.sharding == "layer_round_robin":
-        np.add.at(loads, np.arange(len(layers)) % num_servers, layers)
-    else:
-        for size in sorted(layers, reverse=True):
-            loads[loads.argmin()] += size
+    loads = np.bincount(card.servers_of_layers(layers, num_servers), layers, num_servers)
     return np.asarray(loads / loads.sum())
 
 
