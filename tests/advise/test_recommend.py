@@ -20,21 +20,21 @@ import pytest
 import bsweep
 from bsweep import launch
 from bsweep.advise import recommend, search
-from bsweep.analysis.prediction import fit
-from bsweep.analysis.prediction.forecast import Key
-from bsweep.analysis.prediction.next_run import (
+from bsweep.analysis.conclusions.next_run import (
     SHARE,
     Grid,
     Offer,
     first_run,
-    is_told,
+    has_known_steps,
     next_probe,
     next_run,
     still_open,
     with_rates,
 )
+from bsweep.analysis.prediction.fitting import fit
+from bsweep.analysis.prediction.forecast import Key
 from bsweep.analysis.prediction.objectives import parse_objective
-from bsweep.analysis.prediction.selection import observed
+from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
@@ -109,7 +109,7 @@ def test_a_search_begins_in_the_middle_and_keeps_its_budget(tmp_path: Path) -> N
     search.run((64, 1, 1, ""), math.inf)
     prediction, second, _ = search.look()
     assert prediction is not None
-    assert not is_told(prediction), "one batch size tells nothing of the others"
+    assert not has_known_steps(prediction), "one batch size tells nothing of the others"
     assert second.offer is not None
     assert second.offer.cell[0] != 64
     most = search.grid.most_steps
@@ -127,7 +127,7 @@ def test_a_search_begins_in_the_middle_and_keeps_its_budget(tmp_path: Path) -> N
     search.run((512, 1, 1, ""), math.inf)
     prediction, _, _ = search.look()
     assert prediction is not None
-    assert is_told(prediction)
+    assert has_known_steps(prediction)
 
 
 def test_a_budget_that_earlier_searches_have_spent_buys_no_run(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from bsweep.analysis.prediction.cells import cell_runs
 from bsweep.analysis.prediction.critical_batch import branches_of
 from bsweep.analysis.prediction.forecast import PARTS, Forecast
 from bsweep.analysis.prediction.objectives import choose_cell, parse_objective
-from bsweep.analysis.prediction.selection import chosen_too_low, observed
+from bsweep.analysis.prediction.seen_runs import chosen_too_low, observed
 from bsweep.analysis.prediction.step_time import Cell
 from bsweep.analysis.prediction.steps import fit_steps
 from bsweep.cli import predict as command

@@ -15,7 +15,8 @@ import pytest
 from scipy import stats
 
 from bsweep import analysis
-from bsweep.analysis.prediction import critical_batch, rates
+from bsweep.analysis.conclusions.prediction_warnings import contradictions
+from bsweep.analysis.prediction import critical_batch
 from bsweep.analysis.prediction.cells import (
     CellRuns,
     cell_runs,
@@ -25,7 +26,7 @@ from bsweep.analysis.prediction.cells import (
 )
 from bsweep.analysis.prediction.sampler import Array, posterior
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
-from bsweep.analysis.prediction.steps import Known, fit_steps
+from bsweep.analysis.prediction.steps import CriticalBatchPrior, fit_steps
 from tests.support.synthetic_targets import Truth
 
 DRAWS = 400
@@ -239,7 +240,7 @@ def test_plenty_of_runs_find_the_law_in_any_units(
 def test_few_points_give_wide_intervals_and_more_narrow_them() -> None:
     truth, rng = Truth(), np.random.default_rng(0)
 
-    def width(runs: dict[float, CellRuns], known: Known | None = None) -> float:
+    def width(runs: dict[float, CellRuns], known: CriticalBatchPrior | None = None) -> float:
         low, _, high = quantiles(fit_steps(runs, known, DRAWS).log_steps(512.0))
         assert low < math.log(truth.steps(512)) < high
         return high - low
@@ -252,7 +253,7 @@ def test_few_points_give_wide_intervals_and_more_narrow_them() -> None:
         for batches, seeds in (((128,), 1), ((64, 256), 1), ((16, 64, 256, 1024), 3))
     ]  # fmt: skip
     assert widths[0] > 1.5 * widths[1] > 2 * widths[2]
-    assert width({128.0: cell_runs([truth.steps(128)])}, Known(200.0, 3.0)) < widths[0]
+    assert width({128.0: cell_runs([truth.steps(128)])}, CriticalBatchPrior(200.0, 3.0)) < widths[0]
 
 
 def test_far_from_what_was_measured_intervals_are_wider() -> None:
@@ -405,11 +406,11 @@ def test_the_law_does_not_explain_the_papers_collapse_at_batch_8() -> None:
         float(batch): cell_runs(**{"below" if accuracy >= 0.9 else "above": [50 * 50_000 / batch]})
         for batch, accuracy in zip(runs["global_batch"], runs["train_accuracy"], strict=True)
     }
-    (line,) = rates.contradictions(cells, 0.08, "per_worker")
+    (line,) = contradictions(cells, 0.08, "per_worker")
     assert line.startswith("batch 32 did not reach the target in 2500000 examples, batch 64 needed")
     assert "learning rate (rule: per_worker)" in line
     del cells[32.0]
-    assert not list(rates.contradictions(cells, 0.08, "per_worker")), (
+    assert not list(contradictions(cells, 0.08, "per_worker")), (
         "that 256 fell short, the law allows"
     )
 
@@ -420,9 +421,9 @@ def test_scatter_between_seeds_contradicts_nothing() -> None:
         float(batch): cell_runs(truth.steps(batch) * np.exp(0.08 * rng.standard_normal(3)))
         for batch in (16, 32, 64, 128)
     }
-    assert not list(rates.contradictions(cells, 0.08, "linear"))
+    assert not list(contradictions(cells, 0.08, "linear"))
     cells[256.0] = cell_runs([2 * truth.steps(128)] * 3)
-    (line,) = rates.contradictions(cells, 0.08, "fixed")
+    (line,) = contradictions(cells, 0.08, "fixed")
     assert "steps to the target, batch 128 at most" in line
 
 

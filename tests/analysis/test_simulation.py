@@ -19,7 +19,7 @@ import pytest
 import bsweep
 from bsweep import allocation
 from bsweep.allocation import probes
-from bsweep.analysis.prediction.selection import observed
+from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.analysis.simulation import collectives, passes, spread, strategies
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import choice_of, choices_of

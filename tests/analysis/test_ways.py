@@ -14,10 +14,12 @@ import pandas as pd
 import pytest
 
 import bsweep
-from bsweep.analysis.prediction.forecast import _problems
-from bsweep.analysis.prediction.selection import observed
+from bsweep.analysis.prediction.cards import card_of
+from bsweep.analysis.prediction.forecast import problems_of_cells
+from bsweep.analysis.prediction.probed_steps import probed
+from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.analysis.prediction.step_time import Timing, fit_step_time
-from bsweep.analysis.prediction.ways import Way, card_of, probed, ways_of
+from bsweep.analysis.prediction.ways import Way, ways_of
 from bsweep.config.target import target_of
 from bsweep.runlog.probe_file import ProbedBatch, ProbedWorker
 from tests.support.running import ran_ok
@@ -293,12 +295,12 @@ def test_more_workers_need_less_memory_for_a_split_model(tmp_path: Path) -> None
     rows = [(32, 1, 32), (64, 1, 64), (128, 2, 64), (256, 4, 64), (512, 4, 128)]
     table = pd.DataFrame(rows, columns=["global_batch", "num_workers", "local_batch"])
     table = table.assign(passes=1, num_reached=[0, 0, 0, 1, 0])
-    of_split = _problems(runs, table, Way("", card))
+    of_split = problems_of_cells(runs, table, Way("", card))
     assert of_split == ["", "out of memory", "out of memory", "", ""]
-    of_whole = _problems(runs, table, Way())
+    of_whole = problems_of_cells(runs, table, Way())
     assert of_whole == ["", *["out of memory"] * 4]
     probe_found = Way("", card, largest={4: 96})
-    assert _problems(runs, table, probe_found)[-2:] == ["", "out of memory"]
+    assert problems_of_cells(runs, table, probe_found)[-2:] == ["", "out of memory"]
 
 
 def test_cells_that_bsweep_refuses_are_no_cells() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import bsweep as package
 from bsweep import analysis, launch, plots
-from bsweep.analysis.prediction.selection import observed
+from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of

@@ -12,9 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import bsweep
-from bsweep.analysis.prediction import Prediction, fit, predict_from
-from bsweep.analysis.prediction.forecast import Key, keys_of
-from bsweep.analysis.prediction.next_run import (
+from bsweep.analysis.conclusions.next_run import (
     Grid,
     Next,
     Offer,
@@ -23,8 +21,12 @@ from bsweep.analysis.prediction.next_run import (
     next_run,
     still_open,
 )
+from bsweep.analysis.conclusions.predicting import predict_from
+from bsweep.analysis.conclusions.prediction_texts import Prediction
+from bsweep.analysis.prediction.fitting import fit
+from bsweep.analysis.prediction.forecast import Key, keys_of
 from bsweep.analysis.prediction.objectives import parse_objective
-from bsweep.analysis.prediction.selection import Observed, observed
+from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.config.target import target_of
 from bsweep.runlog.records import Status

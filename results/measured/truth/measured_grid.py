@@ -18,10 +18,7 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis import load
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.prediction import Prediction, fit, predict_from
-from bsweep.analysis.prediction.forecast import Key
-from bsweep.analysis.prediction.next_run import (
+from bsweep.analysis.conclusions.next_run import (
     Grid,
     Offer,
     first_run,
@@ -30,8 +27,13 @@ from bsweep.analysis.prediction.next_run import (
     still_open,
     with_rates,
 )
+from bsweep.analysis.conclusions.predicting import predict_from
+from bsweep.analysis.conclusions.prediction_texts import Prediction
+from bsweep.analysis.loaded import Study
+from bsweep.analysis.prediction.fitting import fit
+from bsweep.analysis.prediction.forecast import Key
 from bsweep.analysis.prediction.objectives import parse_objective
-from bsweep.analysis.prediction.selection import Observed, observed
+from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target, target_of

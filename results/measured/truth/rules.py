@@ -33,9 +33,9 @@ from matplotlib.figure import Figure
 from measured_grid import Measured, Played, Run, arguments, measured
 from scipy import optimize, stats
 
+from bsweep.analysis.conclusions.next_run import SHARE, median_step
 from bsweep.analysis.prediction.critical_batch import records_until_target
 from bsweep.analysis.prediction.forecast import Key, keys_of
-from bsweep.analysis.prediction.next_run import SHARE, median_step
 from bsweep.analysis.prediction.objectives import CLOSE
 from bsweep.config.target import Target
 from bsweep.core.words import counted

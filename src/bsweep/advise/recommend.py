@@ -14,15 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from bsweep.advise.search import AXES, RATE, Search, named
+from bsweep.analysis.conclusions.next_run import Next
+from bsweep.analysis.conclusions.predicting import on_networks
+from bsweep.analysis.conclusions.prediction_texts import Prediction
+from bsweep.analysis.conclusions.simulated import check_networks, check_points, larger_grid
 from bsweep.analysis.loaded import LargerClusters
 from bsweep.analysis.numbers import different_texts, number
-from bsweep.analysis.prediction import Prediction, on_networks
 from bsweep.analysis.prediction.forecast import Key
-from bsweep.analysis.prediction.next_run import Next
+from bsweep.analysis.prediction.missing_runs import missing
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
-from bsweep.analysis.prediction.selection import missing
-from bsweep.analysis.prediction.simulated import check_networks, check_points, larger_grid
 from bsweep.analysis.prediction.ways import names_of_points
 from bsweep.compose import hydra_grid, words
 from bsweep.config.groups import StrategyConfig
@@ -56,9 +57,12 @@ def run(arguments: Sequence[str]) -> int:
         if inside_horovodrun():
             raise ValueError("bsweep recommend starts its own workers: leave horovodrun out")
         speeds = numbers("--speeds", options.speeds)
-        check_networks(options.network, options.measured_network, speeds)
-        target = target_of(options.target_accuracy, options.target_loss)
         price = options.price_per_worker_hour
+        larger = LargerClusters(
+            tuple(options.network), None, price, options.measured_network, speeds
+        )
+        check_networks(larger)
+        target = target_of(options.target_accuracy, options.target_loss)
         objective = parse_objective(options.objective, price)
         budget = None if options.budget is None else parse_seconds(options.budget)
         metric = "target_accuracy" if options.target_loss is None else "target_loss"
@@ -72,9 +76,6 @@ def run(arguments: Sequence[str]) -> int:
         cells = _cells(configs, objective)
         check_points(configs, options.network)
         search = Search(cells, doubts, given, target, objective, budget, price)
-        larger = LargerClusters(
-            tuple(options.network), None, price, options.measured_network, speeds
-        )
         return _led(search, larger, options.json, options.verbose)
     except (ValueError, OSError) as error:
         logger.error(f"bsweep: {error}")
@@ -340,9 +341,7 @@ def _larger(
     seen, timings = prediction.seen, prediction.timings
     try:
         found = on_networks(
-            seen, prediction.fitted, prediction.objective, larger_grid(seen), wanted.networks,
-            wanted.price_per_worker_hour, timings, measured_network=wanted.measured_network,
-            speeds=wanted.speeds,
+            seen, prediction.fitted, prediction.objective, larger_grid(seen), wanted, timings
         )  # fmt: skip
     except ValueError as error:
         return [f"Larger clusters were not simulated: {error}"], None

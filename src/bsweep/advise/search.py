@@ -26,25 +26,26 @@ from pydantic import ValidationError
 
 from bsweep import launch
 from bsweep.analysis import load
-from bsweep.analysis.numbers import number
-from bsweep.analysis.prediction import Prediction, fit, predict_from
-from bsweep.analysis.prediction.forecast import Key, keys_of
-from bsweep.analysis.prediction.next_run import (
+from bsweep.analysis.conclusions.next_run import (
     Grid,
     Next,
     Offer,
     first_run,
+    has_known_steps,
     is_proven,
-    is_told,
     next_probe,
     next_run,
     still_open,
     with_rates,
 )
+from bsweep.analysis.conclusions.predicting import predict_from
+from bsweep.analysis.conclusions.prediction_texts import Prediction, cell_name
+from bsweep.analysis.numbers import number
+from bsweep.analysis.prediction.fitting import fit
+from bsweep.analysis.prediction.forecast import Key, keys_of
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
-from bsweep.analysis.prediction.selection import Observed, observed
+from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
-from bsweep.analysis.prediction.texts import cell_name
 from bsweep.analysis.prediction.ways import TimedStep, Way, timed_way
 from bsweep.config.data import ProgramDataConfig
 from bsweep.config.run import RunConfig
@@ -207,7 +208,7 @@ class Search:
         self._probe()
         while True:
             prediction = self._best_known()
-            if prediction is not None and is_told(prediction):
+            if prediction is not None and has_known_steps(prediction):
                 say(f"now: {_in_short(prediction)}")
             coming = self._next(prediction)
             if coming.ends or coming.offer is None:
@@ -524,7 +525,7 @@ class Search:
         takes = duration(coming.worker_seconds / workers)
         if prediction is None:
             return f"no run has reached the target yet; this run takes at most {takes}"
-        if not is_told(prediction):
+        if not has_known_steps(prediction):
             return f"the steps of two batch sizes must be known; this run takes about {takes}"
         if not is_proven(prediction, batch):
             return (

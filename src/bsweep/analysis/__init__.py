@@ -23,6 +23,8 @@ from bsweep.analysis.answering import (
 from bsweep.analysis.beside_others import left_out
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.comparison import Comparison, compare
+from bsweep.analysis.conclusions.predicting import predict
+from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.idle import (
     equal_time_losses,
     idle_table,
@@ -41,7 +43,6 @@ from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.loading import load
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.predicted import larger_clusters, surface
-from bsweep.analysis.prediction import Prediction, predict
 from bsweep.analysis.prediction.critical_batch import noise_scale
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
 from bsweep.analysis.simulation import Simulation, simulate

@@ -17,18 +17,19 @@ from typing import Any
 from bsweep.analysis.advice import winner
 from bsweep.analysis.columns import role
 from bsweep.analysis.common_target import common_target
+from bsweep.analysis.conclusions.predicting import predict
+from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import applies, words
 from bsweep.analysis.once import once
-from bsweep.analysis.prediction import Prediction, predict
-from bsweep.analysis.prediction.selection import (
-    choices,
-    evaluated_once,
+from bsweep.analysis.prediction.comparable_runs import (
+    distinguishing,
     of_one_batch,
-    told_apart,
     unsynchronised,
+    where_options,
 )
+from bsweep.analysis.prediction.missing_runs import evaluated_once
 from bsweep.analysis.statistics import beats_chance
 from bsweep.analysis.supported import part_of
 from bsweep.analysis.targets import to_target
@@ -179,7 +180,7 @@ def _not_looked_at(study: Study) -> list[str]:
     if not more:
         return []
     left = study.runs["run_id"].isin({run_id for part in more for run_id in part.runs["run_id"]})
-    options = choices(study.runs, study.runs[left], among=of_one_batch(study.runs))
+    options = where_options(study.runs, study.runs[left], among=of_one_batch(study.runs))
     target = _target(study)
     option = target.option if target else "--target-accuracy ..."
     command = f"bsweep predict {shlex.quote(str(study.folder))} {option}"
@@ -204,11 +205,11 @@ def check_simulated(study: Study) -> None:
     if study.larger is None:
         return
     # A simulation needs other modules of this package.
-    from bsweep.analysis.prediction.simulated import check_networks
+    from bsweep.analysis.conclusions.simulated import check_networks
 
     if not (networks := study.larger.networks):
         raise ValueError("no network is given: name the links, as in 25gbit,10us.")
-    check_networks(networks, study.larger.measured_network, study.larger.speeds)
+    check_networks(study.larger)
     found = answers(study)
     if not any(one.prediction is not None and one.prediction.network for one in found):
         if found and found[0].not_simulated:
@@ -274,7 +275,7 @@ def parts(study: Study) -> list[tuple[str, Study]]:
         return [("", study)]
     # `predict` itself takes the best of several base rates.
     best = tuned(fixed) if rate_settings(fixed.runs) != ["lr"] else fixed
-    keys, known = told_apart(best.runs), keyed(best.runs)
+    keys, known = distinguishing(best.runs), keyed(best.runs)
     differing = [name for name in keys if known[name].nunique() > 1 and name != "lr"]
     if not differing:
         return [("", best)]

@@ -22,7 +22,7 @@ from bsweep.analysis.targets import with_own_targets
 from bsweep.core.words import counted, first_of
 
 if TYPE_CHECKING:
-    from bsweep.analysis.prediction.texts import Prediction
+    from bsweep.analysis.conclusions.prediction_texts import Prediction
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Study:
         Raises:
             ValueError: See `bsweep.predict`.
         """
-        from bsweep.analysis.prediction import predict
+        from bsweep.analysis.conclusions.predicting import predict
 
         return predict(self, target_accuracy, target_loss, **grid)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.answering import answers
+from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
-from bsweep.analysis.prediction import Prediction
 from bsweep.analysis.prediction.forecast import PARTS
 
 NOT_REACHED = "not reached"

@@ -12,7 +12,7 @@ one has a verdict that says why it is not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -21,8 +21,8 @@ import pandas as pd
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
-from bsweep.analysis.prediction.selection import Observed, to_target_of
-from bsweep.analysis.prediction.steps import Known, StepsFit, fit_steps
+from bsweep.analysis.prediction.seen_runs import Observed, to_target_of
+from bsweep.analysis.prediction.steps import CriticalBatchPrior, StepsFit, fit_steps
 from bsweep.analysis.targets import crossings
 from bsweep.core.words import counted
 
@@ -32,7 +32,7 @@ _NOISE_FACTOR = (
 )
 _FEWEST_RECORDS = 8  # Fewer records of a noise scale are too few for a bootstrap.
 _NUM_BOOTSTRAPS = 2000
-_TOLD = 0.7  # of the prior's width; a wider posterior owes too little to the runs
+_MOST_WIDTH = 0.7  # of the prior's width; a wider posterior owes too little to the runs
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class CriticalBatch:
     """
 
     source: str
-    value: float
-    low: float
-    high: float
+    value: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
     verdict: str = ""
     ratio_of_sums: float = np.nan
 
@@ -55,15 +55,15 @@ class CriticalBatch:
     def is_known(self) -> bool:
         return not self.verdict
 
-    def as_known(self) -> Known:
+    def as_prior(self) -> CriticalBatchPrior:
         """Return this estimate of the critical batch size as a prior, for the fit of the law of the
         steps to a target.
 
         The prior's width combines the estimate's own width and the factor by which definitions may
         differ.
         """
-        own = np.log(self.high / self.low) / 3.29
-        return Known(self.value, float(np.exp(np.hypot(np.log(_NOISE_FACTOR), own))))
+        width = np.log(self.high / self.low) / 3.29
+        return CriticalBatchPrior(self.value, float(np.exp(np.hypot(np.log(_NOISE_FACTOR), width))))
 
 
 def from_steps(fit: StepsFit) -> CriticalBatch:
@@ -74,7 +74,7 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
     width = np.std(np.log(fit.critical_batch)) / np.log(10)
     few = f"not identifiable: {counted(len(fit.batches), 'batch size')} determine it poorly"
     return CriticalBatch(
-        "steps to target", float(value), float(low), float(high), few if width > _TOLD else ""
+        "steps to target", float(value), float(low), float(high), few if width > _MOST_WIDTH else ""
     )
 
 
@@ -94,28 +94,24 @@ def from_noise_scale(records: pd.DataFrame) -> CriticalBatch:
     Args:
         records: The records, with the columns of `Study.noise_scales`.
     """
-    source, known = "noise scale", records.dropna(subset=["variance", "gradient_square"])
-    runs = [
-        of[["variance", "gradient_square"]].to_numpy(float) for _, of in known.groupby("run_id")
-    ]
+    source, columns = "noise scale", ["variance", "gradient_square"]
+    known = records.dropna(subset=columns)
+    runs = [run[columns].to_numpy(float) for _, run in known.groupby("run_id")]
     if len(known) < _FEWEST_RECORDS:
         lacking = _FEWEST_RECORDS - len(known)
-        verdict = (
-            f"not identifiable: {lacking} {'record is' if lacking == 1 else 'records are'} missing"
-            if len(known)
-            else "not measured"
-        )
-        return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
+        are = "record is" if lacking == 1 else "records are"
+        few = f"not identifiable: {lacking} {are} missing" if len(known) else "not measured"
+        return CriticalBatch(source, verdict=few)
     rng, total = np.random.default_rng(0), np.sum(np.concatenate(runs), axis=0)
     groups = [[part] for part in _parts(runs)] or [runs]
     weights = np.array([sum(map(len, group)) for group in groups]) / len(known)
-    sums = np.stack([np.sum([_block_sums(of, rng) for of in group], axis=0) for group in groups])
+    sums = np.stack([sum(_block_sums(part, rng) for part in group) for group in groups])
     is_bad = (sums <= 0).any(axis=(0, 2))
     if is_bad.mean() > INTERVAL[0] or (total <= 0).any():
         verdict = (
             "not identifiable: the squared gradient or the variance may be zero; average more steps"
         )
-        return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
+        return CriticalBatch(source, verdict=verdict)
     ratios = weights @ (sums[:, ~is_bad, 0] / sums[:, ~is_bad, 1])
     low, high = np.quantile(ratios, [INTERVAL[0], min(1.0, INTERVAL[1] / (1 - is_bad.mean()))])
     local = [np.sum(np.concatenate(group), axis=0) for group in groups]
@@ -131,16 +127,16 @@ def _parts(runs: Sequence[Array]) -> list[Array]:
 
     The standard error allows for neighbouring records that are alike.
     """
-    number_of = max(map(len, runs)) // _FEWEST_RECORDS
-    while number_of:
+    count = max(map(len, runs)) // _FEWEST_RECORDS
+    while count:
         parts = [
             part
-            for of in runs
-            for part in np.array_split(of, max(1, min(number_of, len(of) // _FEWEST_RECORDS)))
+            for run in runs
+            for part in np.array_split(run, max(1, min(count, len(run) // _FEWEST_RECORDS)))
         ]
-        if all(_is_clear(part) for part in parts):
+        if all(map(_is_clear, parts)):
             return parts
-        number_of //= 2
+        count //= 2
     return []
 
 
@@ -162,15 +158,15 @@ def noise_scale(study: Study) -> pd.DataFrame:
     """
     rows = []
     for run_id, records in study.noise_scales.groupby("run_id", sort=False):
-        found = from_noise_scale(records)
-        numbers = found.value, found.low, found.high, found.ratio_of_sums
-        rows.append([run_id, *numbers, found.verdict])
+        estimate = from_noise_scale(records)
+        numbers = estimate.value, estimate.low, estimate.high, estimate.ratio_of_sums
+        rows.append([run_id, *numbers, estimate.verdict])
     names = ["run_id", "noise_scale", "low", "high", "ratio_of_sums", "verdict"]
     return pd.DataFrame(rows, columns=names)
 
 
-def _block_length(number_of: int) -> int:
-    return max(1, min(number_of, round(1.5 * float(np.cbrt(number_of)))))
+def _block_length(num_records: int) -> int:
+    return max(1, min(num_records, round(1.5 * float(np.cbrt(num_records)))))
 
 
 def _block_sums(values: Array, rng: np.random.Generator) -> Array:
@@ -195,20 +191,17 @@ def from_branches(branches: pd.DataFrame, num_draws: int = NUM_DRAWS) -> Critica
     """
     source = "branched runs"
     if branches.empty:
-        return CriticalBatch(source, np.nan, np.nan, np.nan, "not measured")
+        return CriticalBatch(source, verdict="not measured")
     reached = branches[branches["reached"].astype(bool)]
-    if (number_of := reached["global_batch"].nunique()) < 2:
+    if (count := reached["global_batch"].nunique()) < 2:
         verdict = (
-            f"not identifiable: {counted(number_of, 'batch size')} reached the target from the "
+            f"not identifiable: {counted(count, 'batch size')} reached the target from the "
             "checkpoint, two are needed"
         )
-        return CriticalBatch(source, np.nan, np.nan, np.nan, verdict)
-    cells = {
-        float(batch): to_target_of(branches[branches["global_batch"] == batch], "steps")
-        for batch in branches["global_batch"].unique()
-    }
-    found = from_steps(fit_steps(cells, num_draws=num_draws))
-    return CriticalBatch(source, found.value, found.low, found.high, found.verdict)
+        return CriticalBatch(source, verdict=verdict)
+    groups = branches.groupby("global_batch", sort=False)
+    steps = {float(str(batch)): to_target_of(runs, "steps") for batch, runs in groups}
+    return replace(from_steps(fit_steps(steps, num_draws=num_draws)), source=source)
 
 
 def branches_of(seen: Observed) -> pd.DataFrame:
@@ -221,22 +214,20 @@ def branches_of(seen: Observed) -> pd.DataFrame:
     would need separate fits; those of the checkpoint that has branches of the most batch sizes are
     taken.
     """
-    found = seen.continued
-    if found.empty:
+    runs = seen.continued
+    # It may not be known after how many steps they began.
+    starts = runs.dropna(subset=["branch_of", "branch_steps"]) if len(runs) else runs
+    if starts.empty:
         return pd.DataFrame({"global_batch": []})
-    sizes = found.groupby(["branch_of", "branch_steps"])["global_batch"].nunique()
-    if sizes.empty:  # it is not known after how many steps they began
-        return pd.DataFrame({"global_batch": []})
+    sizes = starts.groupby(["branch_of", "branch_steps"])["global_batch"].nunique()
     source, begun = sizes.index[int(sizes.to_numpy().argmax())]
-    own = found[(found["branch_of"] == source) & (found["branch_steps"] == begun)]
-    batches = pd.concat([own, seen.runs[seen.runs["run_id"] == source]]).set_index("run_id")[
-        "global_batch"
-    ]
+    branches = runs[(runs["branch_of"] == source) & (runs["branch_steps"] == begun)]
+    origin = seen.runs[seen.runs["run_id"] == source]
+    batches = pd.concat([branches, origin]).set_index("run_id")["global_batch"]
     since = seen.study.evaluations
-    since = since[since["run_id"].isin(batches.index) & (since["num_steps"].astype(float) > begun)]
-    return crossings(
-        since.assign(num_steps=since["num_steps"].astype(float) - begun), seen.target
-    ).join(batches)
+    since = since[since["run_id"].isin(batches.index)]
+    since = since.assign(num_steps=since["num_steps"].astype(float) - begun)
+    return crossings(since[since["num_steps"] > 0], seen.target).join(batches)
 
 
 def records_until_target(seen: Observed) -> pd.DataFrame:
@@ -251,12 +242,15 @@ def records_until_target(seen: Observed) -> pd.DataFrame:
 
 def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
     """Yield a warning for each pair of critical batch estimates whose intervals do not overlap."""
-    for one, other in combinations([estimate for estimate in estimates if estimate.is_known], 2):
-        if one.low > other.high or other.low > one.high:
+    known = [estimate for estimate in estimates if estimate.is_known]
+    for pair in combinations(known, 2):
+        if max(estimate.low for estimate in pair) > min(estimate.high for estimate in pair):
+            sources = " and ".join(
+                f"from {estimate.source} ({number(estimate.low)} to {number(estimate.high)})"
+                for estimate in pair
+            )
             yield (
-                "two estimates of the critical batch size disagree beyond their intervals: from "
-                f"{one.source} ({number(one.low)} to {number(one.high)}) and from {other.source} "
-                f"({number(other.low)} to {number(other.high)}). The two are defined differently, "
-                "and an estimate from the steps to the target may be wrong if the learning rates "
-                "do not suit the batch sizes."
+                "two estimates of the critical batch size disagree beyond their intervals: "
+                f"{sources}. The two are defined differently, and an estimate from the steps to "
+                "the target may be wrong if the learning rates do not suit the batch sizes."
             )

@@ -4,7 +4,7 @@ This module also estimates the critical batch size and the leave-out error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,21 +14,21 @@ import pandas as pd
 from bsweep.analysis.prediction import critical_batch
 from bsweep.analysis.prediction.cells import evenly
 from bsweep.analysis.prediction.critical_batch import CriticalBatch
-from bsweep.analysis.prediction.forecast import drawn, measured_log
+from bsweep.analysis.prediction.forecast import Key, drawn, measured_log
+from bsweep.analysis.prediction.missing_runs import missing
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
-from bsweep.analysis.prediction.selection import CELL, Observed, missing
+from bsweep.analysis.prediction.seen_runs import CELL, Observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
-from bsweep.analysis.prediction.steps import CRITICAL_FACTOR, Known, StepsFit, fit_steps
+from bsweep.analysis.prediction.steps import (
+    CRITICAL_FACTOR,
+    CriticalBatchPrior,
+    StepsFit,
+    fit_steps,
+)
 
 # Batch sizes that must reach the target for steps to give the critical batch without help.
 ENOUGH_BATCHES = 3
 _LEFT_OUT_DRAWS = 400  # from each fit for the leave-out error
-# What a timed step has of the columns by which cells are left out.
-_OF_TIMINGS: Mapping[str, Callable[[Timing], float]] = {
-    "num_workers": lambda one: one.cell.num_workers,
-    "global_batch": lambda one: one.cell.local_batch * one.cell.num_workers * one.cell.passes,
-}
-_Groups = Iterable[tuple[tuple[int, int, int, str], pd.DataFrame]]
 _MOST_LEFT_OUT = 16  # batch sizes and worker counts at the most
 
 
@@ -72,26 +72,24 @@ def fit(
     """
     noise = critical_batch.from_noise_scale(critical_batch.records_until_target(seen))
     branched = critical_batch.from_branches(critical_batch.branches_of(seen), num_draws)
-    elsewhere = next((one.as_known() for one in (branched, noise) if one.is_known), None)
+    elsewhere = next((known.as_prior() for known in (branched, noise) if known.is_known), None)
     least_batches = 0 if searched else 2 if elsewhere is None else 1
     if problem := missing(seen, least_batches, has_timings=bool(timings)):
         raise ValueError(problem)
-    sizes = np.unique(np.asarray(searched, float))
-    prior = Known(float(np.exp(np.mean(np.log(sizes)))), CRITICAL_FACTOR) if searched else None
-    runs = seen.steps()
-    num_reached = sum(len(of.exact) + len(of.below) > 0 for of in runs.values())
-    weights = like.steps.weights if like else None
-    alone = fit_steps(runs, prior, num_draws, weights=weights) if num_reached > 1 else None
-    lacking = f"not identifiable: {2 - num_reached} batch size is missing"
-    by_steps = (
-        critical_batch.from_steps(alone)
-        if alone
-        else CriticalBatch("steps to target", *(np.nan,) * 3, verdict=lacking)
-    )
-    help_ = elsewhere if num_reached < ENOUGH_BATCHES else None
-    steps = alone
-    if steps is None or help_:
-        steps = fit_steps(runs, help_ or prior, num_draws, weights=weights)
+    wide = None
+    if searched:
+        middle = float(np.exp(np.mean(np.log(np.unique(np.asarray(searched, float))))))
+        wide = CriticalBatchPrior(middle, CRITICAL_FACTOR)
+    runs, weights = seen.steps(), like.steps.weights if like else None
+    num_reached = sum(len(batch.exact) + len(batch.below) > 0 for batch in runs.values())
+    verdict = f"not identifiable: {2 - num_reached} batch size is missing"
+    steps, by_steps = None, CriticalBatch("steps to target", verdict=verdict)
+    if num_reached > 1:
+        steps = fit_steps(runs, wide, num_draws, weights=weights)
+        by_steps = critical_batch.from_steps(steps)
+    prior = (elsewhere if num_reached < ENOUGH_BATCHES else None) or wide
+    if steps is None or prior is not wide:
+        steps = fit_steps(runs, prior, num_draws, weights=weights)
     step_time = fit_step_time(
         [*seen.timings(), *timings], num_draws, across_from=seen.across_from(),
         weights=like.step_time.weights if like else None, byte_seconds=seen.byte_seconds(),
@@ -128,43 +126,38 @@ def leave_out(seen: Observed, whole: Fits, timings: Sequence[Timing] = ()) -> pd
         groups += [(name, float(values[place])) for place in chosen]
     rows = []
     for name, value in groups:
-        others, of = seen.without(name, value), _OF_TIMINGS[name]
+        further = [timing for timing in timings if getattr(timing.cell, name) != value]
         try:
-            of_others = [one for one in timings if of(one) != value]
-            fits = fit(others, of_others, _LEFT_OUT_DRAWS, like=whole)
+            fits = fit(seen.without(name, value), further, _LEFT_OUT_DRAWS, like=whole)
         except ValueError:
             continue
-        groups_of = known[known[name] == value].groupby([*CELL, "way"])
-        cells = [
-            ((batch, workers, passes, way), of_cell, cell)
-            for (batch, workers, passes, way), of_cell in cast("_Groups", groups_of)
-            if fits.step_time.knows(cell := seen.ways[way].cell(batch, workers, passes))
-        ]
-        if not cells:
-            continue
-        log_steps, log_step, scatter = drawn(
-            fits.steps, fits.step_time, [cell for *_, cell in cells]
-        )
-        logs = log_steps + log_step
-        rows += [
-            (*key, name, *_missed(of_cell, fits, logs[:, place], scatter[:, place]))
-            for place, (key, of_cell, _) in enumerate(cells)
-        ]
+        cells = {}
+        for key, runs in known[known[name] == value].groupby([*CELL, "way"]):
+            *numbers, way = cast("Key", key)
+            cell = seen.ways[way].cell(*numbers)
+            if fits.step_time.knows(cell):
+                cells[cell] = (key, runs)
+        if cells:
+            log_steps, log_step, scatter = drawn(fits.steps, fits.step_time, [*cells])
+            logs = log_steps + log_step
+        for place, (key, runs) in enumerate(cells.values()):
+            errors = _missed(runs, fits, logs[:, place], scatter[:, place])
+            rows.append((*cast("Key", key), name, *errors))
     names = "left_out measured_seconds is_bound predicted_seconds low high error is_inside"
     return pd.DataFrame(rows, columns=[*CELL, "way", *names.split()])
 
 
-def _missed(of_cell: pd.DataFrame, fits: Fits, logs: Array, scatter: Array) -> tuple[float, ...]:
+def _missed(runs: pd.DataFrame, fits: Fits, logs: Array, scatter: Array) -> tuple[float, ...]:
     """Return by how much the draws of a cell's log seconds from other cells miss the cell's runs,
     in the order of the columns of `leave_out`. `scatter` is that of a single run.
     """
-    of_mean = logs + scatter / np.sqrt(len(of_cell))
+    of_mean = logs + scatter / np.sqrt(len(runs))
     low, high = np.exp(np.quantile(of_mean, critical_batch.INTERVAL))
-    is_bound = not of_cell["reached"].eq(True).any()
+    is_bound = not runs["reached"].eq(True).any()
     log = (
-        np.log(of_cell["trained_seconds"].astype(float)).mean()
+        np.log(runs["trained_seconds"].astype(float)).mean()
         if is_bound
-        else measured_log(of_cell, fits.steps, fits.step_time)
+        else measured_log(runs, fits.steps, fits.step_time)
     )
     measured, predicted = float(np.exp(log)), float(np.exp(np.median(logs)))
     error = min(0.0, predicted / measured - 1) if is_bound else predicted / measured - 1

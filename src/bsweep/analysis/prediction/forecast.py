@@ -19,7 +19,7 @@ from bsweep.analysis.prediction.cells import FREEDOM, mean_log
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.power import watts
 from bsweep.analysis.prediction.sampler import Array
-from bsweep.analysis.prediction.selection import CELL, Observed, to_target_of
+from bsweep.analysis.prediction.seen_runs import CELL, Observed, to_target_of
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.prediction.steps import StepsFit
 from bsweep.analysis.prediction.ways import Way
@@ -174,7 +174,7 @@ def _of_way(
     table["beyond"] = _beyond(table, keys, batches, step_time.passed)
     table["is_extrapolated"] = table["beyond"] != ""
     table["is_simulated"] = [key in step_time.simulated for key in keys]
-    table["problem"] = _problems(seen.runs, table, way)
+    table["problem"] = problems_of_cells(seen.runs, table, way)
     return Forecast(table, log_seconds, log_seconds + scatter, log_step)
 
 
@@ -185,7 +185,7 @@ def drawn(
     the steps to the target, those of the seconds of a step, and by how much the log time of one run
     differs from their sum.
     """
-    batches = [cell.local_batch * cell.num_workers * cell.passes for cell in of]
+    batches = [cell.global_batch for cell in of]
     log_steps = np.stack([steps.log_steps(float(round(batch))) for batch in batches], axis=1)
     log_step = np.stack([step_time.log_seconds(cell) for cell in of], axis=1)
     rng = np.random.default_rng([steps.seed, 3])
@@ -215,7 +215,7 @@ def _parts(
     rows = []
     for key in keys:
         fixed, computing, bubble, exchange = step_time.shares(key)
-        batch = key.local_batch * key.num_workers * key.passes
+        batch = key.global_batch
         excess = batch / (batch + steps.critical_batch)  # the share of B S(B) examples beyond E_min
         held_up = float(exchange.mean())
         waits = held_up * share if key.num_workers > 1 else np.nan
@@ -311,7 +311,7 @@ def _beyond_words(name: str, value: str, least: str, most: str) -> str:
     return f"{words} {value} ({'run' if name == 'global_batch' else 'timed'}: {between})"
 
 
-def _problems(runs: pd.DataFrame, table: pd.DataFrame, way: Way) -> list[str]:
+def problems_of_cells(runs: pd.DataFrame, table: pd.DataFrame, way: Way) -> list[str]:
     """Return for each cell of a grid why it cannot be trained, `out of memory` or `diverged`, or an
     empty text.
 

@@ -66,33 +66,31 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
             f"--price-per-worker-hour {price_per_worker_hour:g}: give a positive price for an hour "
             "of a worker, such as 2.5."
         )
-    found = Objective(text=text)
+    chosen = Objective(text=text)
     given: list[Measure] = []
-    for part in (part.strip() for part in text.split(",")):
-        if part in _MEASURES:
-            given.append(_MEASURES[part])
-        elif part.startswith("deadline="):
-            found = replace(found, deadline_seconds=parse_seconds(part.partition("=")[2]))
-        elif limit := re.fullmatch(r"workers\s*<=\s*([1-9]\d*)", part):
-            found = replace(found, max_workers=int(limit[1]))
+    for word in (word.strip() for word in text.split(",")):
+        if word in _MEASURES:
+            given.append(_MEASURES[word])
+        elif word.startswith("deadline="):
+            chosen = replace(chosen, deadline_seconds=parse_seconds(word.partition("=")[2]))
+        elif limit := re.fullmatch(r"workers\s*<=\s*([1-9]\d*)", word):
+            chosen = replace(chosen, max_workers=int(limit[1]))
         else:
-            names = [*_MEASURES, "deadline=2h", "workers<=4"]
-            raise ValueError(
-                f"objective {part or text!r}: unknown.{did_you_mean(part, names)} Use {_EXAMPLES}."
-            )
+            near = did_you_mean(word, [*_MEASURES, "deadline=2h", "workers<=4"])
+            raise ValueError(f"objective {word or text!r}: unknown.{near} Use {_EXAMPLES}.")
     if len(set(given)) > 1:
         raise ValueError(
             f"objective {text!r}: only one quantity can be minimised. Use {_EXAMPLES}."
         )
     # With a deadline, finishing even sooner has no value, so the cost is minimized.
-    within: Measure = "worker_seconds" if found.deadline_seconds else "seconds"
+    within: Measure = "worker_seconds" if chosen.deadline_seconds else "seconds"
     least = given[0] if given else within
     if least == "money" and price_per_worker_hour is None:
         raise ValueError(
             f"objective {text!r} needs a price: give one such as --price-per-worker-hour 2.5."
         )
     is_priced = least == "worker_seconds" and price_per_worker_hour is not None
-    return replace(found, minimize="money" if is_priced else least)
+    return replace(chosen, minimize="money" if is_priced else least)
 
 
 @dataclass(frozen=True)
@@ -130,17 +128,16 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
     logs = forecast.log_run_seconds if of_run else forecast.log_seconds
     if objective.minimize == "seconds":
         return logs
-    cells = forecast.cells
-    of_worker_second = cells[objective.minimize].to_numpy(float) / cells["worker_seconds"].to_numpy(
-        float
-    )
+    amounts = forecast.cells[["num_workers", "worker_seconds", objective.minimize]].astype(float)
+    workers, worker_seconds, amount = amounts.to_numpy().T
+    of_worker_second = amount / worker_seconds
     if np.isnan(of_worker_second).all():  # only of joules: money has a price
         raise ValueError(
             "objective joules: the energy of no run is known. Either the hardware did not report "
             "it (NVIDIA GPUs report it by NVML, CPUs by RAPL counters if the user may read them), "
             "or the runs shared their machine (launch.parallel). Use fastest or cheapest."
         )
-    return np.asarray(logs + np.log(cells["num_workers"].to_numpy(float) * of_worker_second))
+    return np.asarray(logs + np.log(workers * of_worker_second))
 
 
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
@@ -156,15 +153,11 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
     cells, logs = forecast.cells, log_objective(forecast, objective)
     allowed = _possible(cells, objective) & pd.Series(~np.isnan(logs).any(axis=0), cells.index)
     reachable = allowed & ~cells["is_unreached"]
-    allowed = (
-        reachable if reachable.any() else allowed
-    )  # A warning then says that no run reached it.
+    if reachable.any():  # otherwise a warning says that no run reached the target
+        allowed = reachable
     in_time = pd.Series(np.nan, cells.index)
     if objective.deadline_seconds is not None:
-        in_time = pd.Series(
-            (forecast.log_run_seconds <= np.log(objective.deadline_seconds)).mean(axis=0),
-            cells.index,
-        )
+        in_time[:] = (forecast.log_run_seconds <= np.log(objective.deadline_seconds)).mean(axis=0)
         allowed &= in_time >= SURE
     values = np.where(allowed, logs, np.inf)
     best, close = np.zeros(len(cells)), np.zeros(len(cells))
@@ -200,26 +193,25 @@ def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
         raise ValueError(_nothing_allowed(table, objective))
     values = log_objective(forecast, objective)
     order = allowed[np.argsort(np.median(values[:, allowed], axis=0), kind="stable")]
+    place, *others = (int(cell) for cell in order)
+    is_better = {cell: float((values[:, cell] < values[:, place]).mean()) for cell in others}
+    likely = [cell for cell in others if is_better[cell] >= TELLS_APART]
+    of_run = log_objective(forecast, objective, of_run=True)[:, place]
+    low, high = np.exp(np.quantile(of_run, INTERVAL))
     is_measured = table["num_reached"].gt(0) & table["measured_seconds"].notna()
-    place, others = int(order[0]), [int(other) for other in order[1:]]
-    better = {other: float((values[:, other] < values[:, place]).mean()) for other in others}
-    low, high = np.exp(
-        np.quantile(log_objective(forecast, objective, of_run=True)[:, place], INTERVAL)
-    )
-    in_time = table["probability_in_time"].iloc[place]
+    recommended = table.iloc[place]
+    in_time = float(recommended["probability_in_time"])
     return Choice(
         place=place,
         value=float(np.exp(np.median(values[:, place]))),
         low=float(low),
         high=float(high),
-        probability_best=float(table["probability_best"].iloc[place]),
-        probability_close=float(table["probability_close"].iloc[place]),
-        alternatives=tuple(
-            sorted((one for one in others if better[one] >= TELLS_APART), key=lambda o: -better[o])
-        ),
+        probability_best=float(recommended["probability_best"]),
+        probability_close=float(recommended["probability_close"]),
+        alternatives=tuple(sorted(likely, key=lambda cell: -is_better[cell])),
         runner_up=others[0] if others else None,
-        measured=next((int(one) for one in order if is_measured.iloc[one]), None),
-        probability_in_time=None if np.isnan(in_time) else float(in_time),
+        measured=next((cell for cell in (place, *others) if is_measured.iloc[cell]), None),
+        probability_in_time=None if np.isnan(in_time) else in_time,
     )
 
 
@@ -233,9 +225,8 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
             f"{fewest}{'; ' + reasons if reasons else ''}). Widen the grid by --batches or "
             "--workers."
         )
-    nearest = possible.sort_values(
-        ["probability_in_time", "seconds"], ascending=[False, True]
-    ).iloc[0]
+    order = ["probability_in_time", "seconds"]
+    nearest = possible.sort_values(order, ascending=[False, True]).iloc[0]
     return (
         f"objective {objective.text!r}: no cell meets the deadline with a probability of "
         f"{SURE:g} or more. The nearest is global batch {nearest['global_batch']} on "
@@ -298,4 +289,4 @@ def _gains(values: Array, measured: Array, noise: float) -> list[float]:
     slopes = away.T @ (values - means) / len(values) / spread[:, None]
     nodes, weights = np.polynomial.hermite_e.hermegauss(41)
     least = [(means[:, None] + slope[:, None] * nodes).min(axis=0) @ weights for slope in slopes]
-    return [max(0.0, float(means.min() - one / weights.sum())) for one in least]
+    return [max(0.0, float(means.min() - value / weights.sum())) for value in least]

@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.optimize import nnls
 
 from bsweep.analysis.prediction.sampler import Array
-from bsweep.analysis.prediction.selection import CELL
+from bsweep.analysis.prediction.seen_runs import CELL
 
 _LEAST_SPREAD = 1.2  # the largest r over the smallest that is needed to tell P_0 and e apart
 

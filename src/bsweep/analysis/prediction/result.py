@@ -14,9 +14,10 @@ import pandas as pd
 from bsweep.analysis.prediction.critical_batch import INTERVAL, CriticalBatch
 from bsweep.analysis.prediction.fitting import Fits, leave_out
 from bsweep.analysis.prediction.forecast import Forecast
+from bsweep.analysis.prediction.missing_runs import wanted_evaluations
 from bsweep.analysis.prediction.objectives import LEAST_GAIN, Choice, Objective, gains
 from bsweep.analysis.prediction.sampler import Array
-from bsweep.analysis.prediction.selection import Observed, wanted_evaluations
+from bsweep.analysis.prediction.seen_runs import Observed
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.config.target import Target
 
@@ -26,7 +27,8 @@ class Result:
     """The predicted time to a target for each cell of a grid, and the recommended cell.
 
     `cells` has a row for each cell of the grid, see `forecast` and `with_probabilities`.
-    `rate_rule` is the learning-rate rule for which all of it holds.
+    `rate_rule` is the learning-rate rule for which all of it holds. `network` are the links of
+    simulated cells, in words, and empty if none are simulated.
     """
 
     study: str
@@ -40,6 +42,7 @@ class Result:
     timings: tuple[Timing, ...]
     forecast: Forecast
     fitted: Fits
+    network: str = ""
 
     @cached_property
     def leave_out(self) -> pd.DataFrame:

@@ -43,7 +43,6 @@ import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -53,8 +52,6 @@ from bsweep.analysis.prediction import cells
 from bsweep.analysis.prediction.cells import Weights
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.core import pollux
-from bsweep.runlog import probe_file
-from bsweep.runlog.probe_file import Probe, counts
 
 Kind = Literal["step", "compute", "exposed", "exchange"]
 
@@ -96,6 +93,11 @@ class Cell(NamedTuple):
     passes: int = 1
     form: Form = PLAIN
 
+    @property
+    def global_batch(self) -> float:
+        """The examples of a step of all workers."""
+        return self.local_batch * self.num_workers * self.passes
+
 
 class Timing(NamedTuple):
     """The measured seconds of a step, or of a part of it such as the exchange, at one local batch
@@ -110,7 +112,7 @@ class Timing(NamedTuple):
     kind: Kind = "step"
 
 
-class Further(NamedTuple):
+class StrategyParameters(NamedTuple):
     """Posterior draws of the parameters of a strategy beside the first."""
 
     compute_factor: Array  # of a pass
@@ -145,7 +147,7 @@ class StepTimeFit:
     across_from: int | None = None  # the fewest workers that span several nodes, if some do not
     seed: int = 0
     strategies: tuple[str, ...] = ("",)
-    further: tuple[Further, ...] = ()  # of all strategies but the first
+    further: tuple[StrategyParameters, ...] = ()  # of all strategies but the first
     simulated: Mapping[Cell, Array] = field(default_factory=dict)
     """The logarithms of the seconds of cells that come from a simulation, by draw."""
 
@@ -164,8 +166,8 @@ class StepTimeFit:
         model = np.log(self._seconds(cell))
         if cell in self.cells:
             return np.asarray(model + self.effects[:, self.cells.index(cell)])
-        beyond = _doublings(cell.local_batch, [one.local_batch for one in self.passed])
-        beyond += _doublings(cell.num_workers, [one.num_workers for one in self.passed])
+        beyond = _doublings(cell.local_batch, [timed.local_batch for timed in self.passed])
+        beyond += _doublings(cell.num_workers, [timed.num_workers for timed in self.passed])
         place = [self.seed, round(1e3 * cell.local_batch), cell.num_workers, cell.passes]
         if cell.form != PLAIN:
             place.append(zlib.crc32(repr(cell.form).encode()))
@@ -197,8 +199,8 @@ class StepTimeFit:
             self.pass_seconds, self.example_seconds, self.sync_seconds, self.sync_worker_seconds,
             self.across_seconds, self.across_worker_seconds, self.overlap
         )  # fmt: skip
-        one = _rows([cell], self.strategies), np.array(["step"])
-        return _seconds(coefficients, self.further, *one, self.across_from)[:, 0]
+        rows, kinds = _rows([cell], self.strategies), np.array(["step"])
+        return _seconds(coefficients, self.further, rows, kinds, self.across_from)[:, 0]
 
 
 def fit_step_time(
@@ -274,7 +276,7 @@ class _Prior:
             [timing.cell.local_batch for timing in steps],
         )
         forms = sorted(
-            {timing.cell.form for timing in timings}, key=lambda one: (one.is_split, one)
+            {timing.cell.form for timing in timings}, key=lambda form: (form.is_split, form)
         )
         sent = [form.sent_bytes for form in forms if form.sent_bytes] or [1.0]
         factor = pollux.FACTOR if byte_seconds is None else _MEASURED_FACTOR
@@ -304,14 +306,15 @@ class _Prior:
             *(pollux.SPREAD * _SPREAD_FACTOR ** points[:, place] for place in (5, 6)),
         )  # fmt: skip
 
-    def further(self, points: Array) -> tuple[Further, ...]:
+    def further(self, points: Array) -> tuple[StrategyParameters, ...]:
         """Return the parameters of the other strategies."""
-        found, begin = [], self._num_of_first
+        parameters, begin = [], self._num_of_first
         for strategy in [*self.is_split][1:]:
             factor, first, more = points[:, begin : begin + 3].T
-            found.append(Further(_COMPUTE_FACTOR**factor, *self._exchange(strategy, first, more)))
+            exchange = self._exchange(strategy, first, more)
+            parameters.append(StrategyParameters(_COMPUTE_FACTOR**factor, *exchange))
             begin += 3
-        return tuple(found)
+        return tuple(parameters)
 
     def _exchange(self, strategy: str, first: Array, more: Array) -> tuple[Array, Array]:
         sync = self.passes.sync_seconds(first)
@@ -320,71 +323,14 @@ class _Prior:
         return sync, sync / 10 * pollux.FACTOR**more
 
 
-def _rows(of: Sequence[Cell], strategies: Sequence[str]) -> Array:
+def _rows(cells: Sequence[Cell], strategies: Sequence[str]) -> Array:
     """Return cells as rows of numbers, in which the place of a strategy stands for its name."""
-    return np.array(
-        [
-            (*cell[:3], strategies.index(cell.form.strategy), *cell.form[1:-1])
-            for cell in of
-        ],
-        float,
-    )  # fmt: skip
-
-
-def probe_timings(path: str | Path) -> tuple[Timing, ...]:
-    """Return the timings of passes and of an exchange in the file `probe.json` that `bsweep probe`
-    wrote.
-
-    They are the passes of the slowest worker at each local batch that all workers timed, and an
-    exchange alone, if one was timed; none if only split models were probed.
-
-    Raises:
-        ValueError: If the file is no probe, or no batch was probed on all workers.
-    """
-    told = read_probe(path)
-    if told.splits and not told.workers:
-        return ()
-    workers, passes = len(told.workers), counts(told.probed)[1]
-    of_workers = [
-        {one.local_batch: one.step_seconds for one in worker.batches} for worker in told.workers
-    ]
-    shared = sorted(set.intersection(*map(set, of_workers))) if of_workers else []
-    if not shared:
-        raise ValueError(
-            f"{path}: a prediction needs a local batch that was timed on every worker, and there "
-            "is none. Run `bsweep probe` again, which times a batch of 1 on every worker."
-        )
-    slowest = {batch: max(of[batch] for of in of_workers) for batch in shared}
-    timings = [
-        Timing(Cell(float(batch), workers, passes), seconds, "compute")
-        for batch, seconds in slowest.items()
-    ]
-    alone = (
-        [Timing(Cell(float(shared[0]), workers, passes), told.exchange_seconds, "exchange")]
-        if told.exchange_seconds > 0
-        else []
-    )
-    return (*timings, *alone)
-
-
-def read_probe(path: str | Path) -> Probe:
-    """Return the measurements in a file of `bsweep probe`.
-
-    Raises:
-        ValueError: If the file is no probe.
-    """
-    try:
-        found = probe_file.read(Path(path))
-        if not found.workers and not found.splits:
-            raise ValueError("it has no measurements")
-    except (OSError, ValueError) as error:
-        why = probe_file.reason(error)
-        raise ValueError(f"{path} {why}. Run `bsweep probe` first.") from None
-    return found
+    rows = [(*cell[:3], strategies.index(cell.form.strategy), *cell.form[1:-1]) for cell in cells]
+    return np.array(rows, float)
 
 
 def _seconds(
-    coefficients: Sequence[Array], further: Sequence[Further], rows: Array,
+    coefficients: Sequence[Array], further: Sequence[StrategyParameters], rows: Array,
     kinds: NDArray[np.str_], across_from: int | None
 ) -> Array:  # fmt: skip
     """Return the seconds by the formula for each pair of a cell and a kind of timing, such as
@@ -399,26 +345,26 @@ def _seconds(
     is_across = workers >= (np.inf if across_from is None else across_from)
     is_across &= (strategy == 0) & ~is_split.astype(bool)
     exchange = np.where(is_across, across + across_more * more, within + within_more * more)
-    for place, one in enumerate(further, start=1):
-        own = strategy == place
-        one_pass[:, own] *= one.compute_factor[:, None]
-        by_more = one.sync_more_seconds[:, None] * more[own]
-        exchange[:, own] = one.sync_seconds[:, None] + by_more
-    found: Array = passes * one_pass
+    for place, parameters in enumerate(further, start=1):
+        has_strategy = strategy == place
+        one_pass[:, has_strategy] *= parameters.compute_factor[:, None]
+        by_more = parameters.sync_more_seconds[:, None] * more[has_strategy]
+        exchange[:, has_strategy] = parameters.sync_seconds[:, None] + by_more
+    seconds: Array = passes * one_pass
     is_apart = (kinds == "exchange") & (workers > 1)
-    found[:, is_apart] = exchange[:, is_apart]
-    of = np.isin(kinds, ["step", "exposed"]) & (workers > 1)
-    if of.any():
+    seconds[:, is_apart] = exchange[:, is_apart]
+    meets = np.isin(kinds, ["step", "exposed"]) & (workers > 1)
+    if meets.any():
         # A cell may have both kinds, and its powers are what takes time.
-        _, first, places = np.unique(rows[of], axis=0, return_index=True, return_inverse=True)
-        passing, exchanging = one_pass[:, of], exchange[:, of]
+        _, first, places = np.unique(rows[meets], axis=0, return_index=True, return_inverse=True)
+        passing, exchanging = one_pass[:, meets], exchange[:, meets]
         whole = pollux.step_seconds(passing[:, first], exchanging[:, first], overlap)
         whole = whole[:, places.ravel()]
-        meeting = np.where(is_split[of], passes[of], 1)  # passes that exchange
-        step = (passes[of] - meeting) * passing + meeting * whole
+        meeting = np.where(is_split[meets], passes[meets], 1)  # passes that exchange
+        step = (passes[meets] - meeting) * passing + meeting * whole
         exposed = np.maximum(whole - passing, 1e-12)
-        found[:, of] = np.where(kinds[of] == "step", step, exposed)
-    return found
+        seconds[:, meets] = np.where(kinds[meets] == "step", step, exposed)
+    return seconds
 
 
 def _doublings(value: float, measured: Sequence[float]) -> float:

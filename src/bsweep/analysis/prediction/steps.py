@@ -33,7 +33,7 @@ _SCATTER, _MISSED, _SPREAD_FACTOR = 0.08, 0.05, 2.0
 
 
 @dataclass(frozen=True)
-class Known:
+class CriticalBatchPrior:
     """A log-normal prior for the critical batch size: its median, and the factor that is one
     standard deviation on the log scale.
     """
@@ -87,7 +87,7 @@ class StepsFit:
 
 def fit_steps(
     runs: Mapping[float, CellRuns],
-    known: Known | None = None,
+    known: CriticalBatchPrior | None = None,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
     *,
@@ -105,7 +105,7 @@ def fit_steps(
     levels = np.concatenate([np.concatenate([of.exact, of.below]) for of in of_batches.runs])
     assert len(levels), "no run reached the target"
     middle = float(np.exp(np.mean(np.log(batches))))
-    prior = known or Known(middle, CRITICAL_FACTOR)
+    prior = known or CriticalBatchPrior(middle, CRITICAL_FACTOR)
     inverse = 1 / np.asarray(batches)
 
     def parameters(points: Array) -> tuple[Array, Array, Array, Array]:

@@ -7,41 +7,31 @@ compares the seconds of their steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from pydantic import TypeAdapter, ValidationError
 
-from bsweep.analysis import columns
 from bsweep.analysis.keys import keyed
 from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.prediction.cards import (
+    OWN_CODE,
+    PREFIX,
+    capabilities_of,
+    card_of,
+    class_of,
+    strategy_texts,
+)
 from bsweep.analysis.prediction.step_time import (
     Cell,
     Form,
-    Timing,
-    probe_timings,
-    read_probe,
 )
-from bsweep.config.capabilities import Capabilities
 from bsweep.config.groups import StrategyConfig
-from bsweep.config.run import names, variants
-from bsweep.core.words import counted
-from bsweep.runlog.probe_file import counts
 
-_PREFIX = "strategy."
-# Their code may do something else in each step.
-_UNKNOWN = ("own", "program")
 # The first parts of the columns in which runs of different ways must be equal.
 _OTHERS = ("compression", "allocation", "batching", "slowdown")
-# The columns of keys that have another name, or whose value a run finds out.
-_FOUND_OUT = {
-    "device": "device", "precision": "precision", "launch.threads_per_worker": "threads"
-}  # fmt: skip
-_RECORDED = {one.source: one.name for one in columns.RUNS if "." in one.source} | _FOUND_OUT
 _PARAMETER_BYTES = 4
 
 
@@ -111,44 +101,47 @@ def ways_of(
         names: The name of each run's way by run id. None: the names tell in what the runs differ.
     """
     shown = _names(runs) if names is None else runs["run_id"].map(names)
-    sums_of = ["sent_bytes", "num_steps", "bubble"]
-    of_runs = epochs.reindex(columns=sums_of).astype(float).groupby(epochs["run_id"])
-    sums = of_runs.sum(min_count=1).reindex(runs["run_id"]).set_index(runs.index)
-    in_pass = sums["sent_bytes"] / sums["num_steps"] / _passes(runs)
-    bubbles = of_runs["bubble"].median().reindex(runs["run_id"]).set_axis(runs.index)
-    found = {}
-    for name, of in runs.groupby(shown, sort=False):
-        card = card_of({str(key): value for key, value in of.iloc[0].items()})
-        if card is None:
-            found[str(name)] = Way(str(name))
-            continue
-        parameters = pd.to_numeric(of.get("num_parameters", pd.Series(dtype=float))).max()
-        whole = 0.0 if pd.isna(parameters) else float(parameters) * _PARAMETER_BYTES
-        measured = bubbles[of.index].groupby(of["num_workers"]).median().dropna()
-        found[str(name)] = Way(
-            str(name),
-            card,
-            whole,
-            _example_bytes(card, of, in_pass[of.index], whole),
-            {int(str(workers)): float(bubble) for workers, bubble in measured.items()},
-            precision=str(of.iloc[0].get("precision")),
-        )
-    return shown, found
+    amounts = ["sent_bytes", "num_steps", "bubble"]
+    by_run = epochs.reindex(columns=amounts).astype(float).groupby(epochs["run_id"])
+    sums = by_run.sum(min_count=1).reindex(runs["run_id"]).set_index(runs.index)
+    sent = sums["sent_bytes"] / sums["num_steps"] / passes_of(runs)
+    bubbles = by_run["bubble"].median().reindex(runs["run_id"]).set_axis(runs.index)
+    ways = {}
+    for name, group in runs.groupby(shown, sort=False):
+        ways[str(name)] = Way(str(name))
+        if card := split_card(group.iloc[0]):
+            parameters = pd.to_numeric(group.get("num_parameters", pd.Series(dtype=float))).max()
+            whole = 0.0 if pd.isna(parameters) else float(parameters) * _PARAMETER_BYTES
+            measured = bubbles[group.index].groupby(group["num_workers"]).median().dropna()
+            ways[str(name)] = Way(
+                str(name),
+                card,
+                whole,
+                _example_bytes(card, group, sent[group.index], whole),
+                {int(str(workers)): float(bubble) for workers, bubble in measured.items()},
+                precision=str(group.iloc[0].get("precision")),
+            )
+    return shown, ways
+
+
+def passes_of(runs: pd.DataFrame) -> pd.Series[float]:
+    """Return the passes of each run's steps."""
+    return pd.to_numeric(runs["accumulation_steps"], errors="coerce").fillna(1).astype(float)
 
 
 def _names(runs: pd.DataFrame) -> pd.Series[str]:
     """Return the name of each run's way: its strategy, and the settings that differ if it splits
     the model. The names are empty if all are equal.
     """
-    found = runs["strategy"].astype(str)
-    for name, of in runs.groupby("strategy"):
-        if not _splits(str(name)):
+    names = runs["strategy"].astype(str)
+    for strategy, group in runs.groupby("strategy"):
+        if not _splits(str(strategy)):
             continue
-        for column in [str(one) for one in runs if str(one).startswith(_PREFIX)]:
-            texts = of[column].map(setting_text)
+        for column in [str(column) for column in runs if str(column).startswith(PREFIX)]:
+            texts = group[column].map(setting_text)
             if texts.nunique() > 1:
-                found[of.index] += f" {column.removeprefix(_PREFIX)}=" + texts
-    return found if found.nunique() > 1 else pd.Series("", runs.index)
+                names[group.index] += f" {column.removeprefix(PREFIX)}=" + texts
+    return names if names.nunique() > 1 else pd.Series("", runs.index)
 
 
 def names_of_points(strategies: Sequence[StrategyConfig]) -> list[str]:
@@ -156,11 +149,11 @@ def names_of_points(strategies: Sequence[StrategyConfig]) -> list[str]:
     in what the points differ.
     """
     rows = [
-        {f"{_PREFIX}{key}": _text(value) for key, value in asdict(one).items()}
-        for one in strategies
+        {f"{PREFIX}{key}": value_text(value) for key, value in asdict(card).items()}
+        for card in strategies
     ]
     table = pd.DataFrame(rows).fillna("")
-    return list(_names(table.rename(columns={f"{_PREFIX}name": "strategy"})))
+    return list(_names(table.rename(columns={f"{PREFIX}name": "strategy"})))
 
 
 def timed_way(name: str, strategy: StrategyConfig, steps: Sequence[TimedStep]) -> Way:
@@ -175,9 +168,9 @@ def timed_way(name: str, strategy: StrategyConfig, steps: Sequence[TimedStep]) -
         return Way(name)
     if not steps:  # then what workers send has units of its own
         return Way(name, strategy, 1.0, 1.0)
-    parameters = max(one.num_parameters for one in steps) * _PARAMETER_BYTES
-    facts = pd.DataFrame([one[:3] for one in steps], columns=TimedStep._fields[:3])
-    sent = pd.Series([one.sent_bytes for one in steps]) / facts["accumulation_steps"]
+    parameters = max(step.num_parameters for step in steps) * _PARAMETER_BYTES
+    facts = pd.DataFrame([step[:3] for step in steps], columns=TimedStep._fields[:3])
+    sent = pd.Series([step.sent_bytes for step in steps]) / facts["accumulation_steps"]
     return Way(name, strategy, parameters, _example_bytes(strategy, facts, sent, parameters))
 
 
@@ -193,93 +186,7 @@ class TimedStep(NamedTuple):
     sent_bytes: float
 
 
-class Probed(NamedTuple):
-    """The measurements in a file of `bsweep probe` of the ways of a study.
-
-    `ways` have the largest batches of the probe. `left_out` says in words what belongs to none of
-    them.
-    """
-
-    timings: tuple[Timing, ...]
-    ways: Mapping[str, Way]
-    left_out: tuple[str, ...] = ()
-
-
-def probed(path: str | Path, ways: Mapping[str, Way], runs: pd.DataFrame) -> Probed:
-    """Return the timings in a file of `bsweep probe` that belong to the ways of a study: those of
-    workers with the whole model, and those of split models.
-
-    Args:
-        path: The file.
-        ways: The ways of the study.
-        runs: The runs of the study. What was probed must have their model, data and so on.
-
-    Raises:
-        ValueError: If the file is no probe, or no batch was probed on all workers.
-    """
-    told, kept = read_probe(path), dict(ways)
-    found: list[Timing] = []
-    left_out: list[str] = []
-    if told.workers and (differs := _unlike(told.probed, runs)):
-        left_out.append(_said_left_out(path, "workers with the whole model", differs))
-    else:
-        found += _of_whole(probe_timings(path), str(told.probed.get("strategy.name")), ways)
-    for split in told.splits:
-        card, (workers, passes) = card_of(split.probed), counts(split.probed)
-        own = [way for way in kept.values() if way.card and way.card == card]
-        differs = _unlike(split.probed, runs) if own else "the runs have no such strategy"
-        if differs:
-            name = f"strategy={split.probed.get('strategy.name')} on {counted(workers, 'worker')}"
-            left_out.append(_said_left_out(path, name, differs))
-            continue
-        for way in own:
-            groups = 1 / way.local_batch(1, workers, 1)
-            for batch in split.batches:
-                cell = way.cell(batch.local_batch * groups * passes, workers, passes)
-                found.append(Timing(cell, batch.step_seconds))
-            if split.stopped_by == "out_of_memory":
-                largest = {**way.largest, workers: split.largest_batch}
-                kept[way.name] = replace(way, largest=largest)
-    return Probed(tuple(found), kept, tuple(left_out))
-
-
-def _of_whole(
-    timings: Sequence[Timing], strategy: str, ways: Mapping[str, Way]
-) -> Iterator[Timing]:
-    """Yield the timings of workers with the whole model as those of their own way, or else the
-    seconds of their passes alone as those of another such way.
-    """
-    plain = [way for way in ways.values() if way.card is None]
-    own = [way for way in plain if way.name in ("", strategy)]
-    for timing in timings:
-        for way in (own or plain)[:1]:
-            if own or timing.kind == "compute":
-                yield timing._replace(cell=timing.cell._replace(form=Form(way.name)))
-
-
-def _said_left_out(path: str | Path, what: str, why: str) -> str:
-    return f"the prediction leaves out what {path} has of {what}: {why}."
-
-
-def _unlike(probed: Mapping[str, Any], runs: pd.DataFrame) -> str:
-    """Return in words how the configuration of a probe differs from that of the runs in what the
-    seconds of their steps depend on; empty if it does not.
-    """
-    for key, value in probed.items():
-        group, _, name = key.partition(".")
-        column = _RECORDED.get(key, group if name == "name" else key)
-        is_told = group in ("model", "data", "launch") or key in _FOUND_OUT
-        if not is_told or column not in runs or (key in _FOUND_OUT and value in (None, "auto")):
-            continue
-        own = {_text(one) for one in runs[column]}
-        if key == "device":
-            own = {one if one == "cpu" else "cuda" for one in own}
-        if _text(value) not in own:
-            return f"it was probed with {key}={_text(value)}, but runs have {' or '.join(own)}"
-    return ""
-
-
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a setting as the table of runs shows it: lists as texts, and of a path its name."""
     if isinstance(value, list | tuple):
         return ", ".join(map(setting_text, value))
@@ -296,79 +203,28 @@ def differ_in_ways_alone(runs: pd.DataFrame) -> bool:
     """
     shown = keyed(runs)
     others = [name for name in shown if str(name).partition(".")[0] in _OTHERS]
-    if shown[others].astype(str).nunique().gt(1).any() or runs["strategy"].isin(_UNKNOWN).any():
+    if shown[others].astype(str).nunique().gt(1).any() or runs["strategy"].isin(OWN_CODE).any():
         return False
     if not all(can.lockstep and can.takes_mean for can in capabilities_of(runs)):
         return False
-    strategies = {str(name): of.index for name, of in runs.groupby("strategy")}
+    strategies = {str(name): group.index for name, group in runs.groupby("strategy")}
     if len(strategies) == 1 and not any(map(_splits, strategies)):
         return False
-    settings = _settings(runs)
-    return all(_splits(name) or settings[of].nunique() == 1 for name, of in strategies.items())
-
-
-def capabilities_of(runs: pd.DataFrame) -> list[Capabilities]:
-    """Return for each run what its strategy can do with the run's settings, as far as they are
-    known.
-    """
-    names = [str(name) for name in runs if name == "strategy" or str(name).startswith(_PREFIX)]
-    found: dict[str, Capabilities] = {}
-    for text, settings in zip(_settings(runs), runs[names].to_dict("records"), strict=True):
-        if text not in found:
-            kind = _kind(str(settings["strategy"]))
-            card = _card(kind, settings) if kind else None
-            found[text] = card.can if card else kind.kind_can if kind else Capabilities()
-    return [found[text] for text in _settings(runs)]
-
-
-def _settings(runs: pd.DataFrame) -> pd.Series[str]:
-    """Return all settings of each run's strategy as one text."""
-    columns = [name for name in runs if name == "strategy" or str(name).startswith(_PREFIX)]
-    texts = [" ".join(map(str, row)) for row in runs[columns].itertuples(index=False)]
-    return pd.Series(texts, runs.index)
-
-
-def _passes(runs: pd.DataFrame) -> pd.Series[float]:
-    return pd.to_numeric(runs["accumulation_steps"], errors="coerce").fillna(1).astype(float)
-
-
-def _kind(strategy: str) -> type[StrategyConfig] | None:
-    return next((one for one in variants("strategy") if strategy in names(one)), None)  # type: ignore[return-value]
+    texts = strategy_texts(runs)
+    return all(_splits(name) or texts[places].nunique() == 1 for name, places in strategies.items())
 
 
 def _splits(strategy: str) -> bool:
-    return (kind := _kind(strategy)) is not None and kind.kind_can.splits_model
+    kind = class_of("strategy", strategy)
+    return kind is not None and issubclass(kind, StrategyConfig) and kind.kind_can.splits_model
 
 
-def card_of(settings: Mapping[str, Any]) -> StrategyConfig | None:
+def split_card(settings: Mapping[Any, Any] | pd.Series[Any]) -> StrategyConfig | None:
     """Return the card of a strategy that splits the model, from its settings by dotted key; None
     for other strategies, and if the settings are not complete and valid.
     """
-    kind = _kind(str(settings.get("strategy.name", settings.get("strategy"))))
-    return _card(kind, settings) if kind and kind.kind_can.splits_model else None
-
-
-def _card(kind: type[StrategyConfig], settings: Mapping[Any, Any]) -> StrategyConfig | None:
-    """Return a strategy's card from its settings by dotted key; None if they are not complete and
-    valid.
-
-    The settings are those of a table, where numbers may be floats and lists are texts.
-    """
-    values = {"name": settings.get("strategy.name", settings.get("strategy"))}
-    for one in fields(kind):
-        if one.name == "name":
-            continue
-        value = settings.get(f"{_PREFIX}{one.name}")
-        if value is None or value == "" or value != value:  # NaN
-            value = None
-        elif isinstance(value, str) and str(one.type).startswith("tuple"):
-            value = value.split(", ")
-        values[one.name] = value.item() if isinstance(value, np.generic) else value
-    try:
-        card: StrategyConfig = TypeAdapter(kind).validate_python(values)
-    except ValidationError:
-        return None
-    return card
+    card = card_of(dict(settings))
+    return card if card and card.kind_can.splits_model else None
 
 
 def _example_bytes(
@@ -377,11 +233,11 @@ def _example_bytes(
     """Return what a message of one example takes, by the bytes that runs sent beside what depends
     on the parameters.
     """
-    found = []
-    facts = (runs["num_workers"], runs["global_batch"], _passes(runs), sent_in_pass)
+    sizes = []
+    facts = (runs["num_workers"], runs["global_batch"], passes_of(runs), sent_in_pass)
     for workers, batch, passes, sent in zip(*facts, strict=True):
-        of_parameters, of_examples = card.sent_in_pass(int(workers), int(passes))
+        parameter_share, example_share = card.sent_in_pass(int(workers), int(passes))
         in_group = batch / passes * card.num_parts(int(workers)) / workers
-        if of_examples and sent > 0:
-            found.append((sent - of_parameters * parameters) / of_examples / in_group)
-    return max(0.0, float(np.median(found))) if found else 0.0
+        if example_share and sent > 0:
+            sizes.append((sent - parameter_share * parameters) / example_share / in_group)
+    return max(0.0, float(np.median(sizes))) if sizes else 0.0

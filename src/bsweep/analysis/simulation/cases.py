@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -50,12 +50,8 @@ class Case:
         """
         if self.num_workers == 1:
             return 0.0
-        steps = self.constants.measured
-        timed = steps if steps.empty else steps[steps["step_seconds"].notna()]
-        alike = timed if timed.empty else self.choice.runs_of(timed)
-        is_known = len(alike) > 0 and bool((alike["num_workers"] > 1).any())
-        most = float((alike if is_known else timed)["num_workers"].max()) if len(timed) else 1.0
-        doublings = max(0.0, float(np.log2(self.num_workers / most)))
+        is_known, most_workers = _measured(self.choice, self.constants)
+        doublings = max(0.0, float(np.log2(self.num_workers / most_workers)))
         other_way = 0.0 if is_known else self.constants.other_way
         return float(np.hypot(other_way, self.constants.beyond * doublings**0.5))
 
@@ -223,3 +219,18 @@ class Case:
                 "that has runs with it, and others without."
             )
         return self.all_reduce(share * constants.parameter_bytes), seconds
+
+
+@lru_cache(maxsize=16)  # which serves all cells with one strategy
+def _measured(choice: Choice, constants: Constants) -> tuple[bool, float]:
+    """Return True if several workers were measured that exchange in this way, and the most workers
+    of such runs, or else of any.
+    """
+    steps = constants.measured
+    if steps.empty:
+        return False, 1.0
+    timed = steps[steps["step_seconds"].notna()]
+    alike = choice.runs_of(timed)
+    is_known = bool((alike["num_workers"] > 1).any())
+    workers = (alike if is_known else timed)["num_workers"]
+    return is_known, float(workers.max()) if len(workers) else 1.0

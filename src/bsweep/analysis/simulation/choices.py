@@ -11,25 +11,31 @@ import functools
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
 
+from bsweep.analysis.prediction.cards import OWN_CODE, class_of, settings_of_runs
 from bsweep.analysis.simulation.collectives import ALGORITHMS
 from bsweep.analysis.simulation.constants import Constants
+from bsweep.config.card import Card
 from bsweep.config.parsing import conf_dir, validate
 from bsweep.config.rules import problems_of_cards
 from bsweep.config.run import RunConfig, names, variants
 from bsweep.config.values import did_you_mean
 
 _SHORT = {"by_speed": "steps_by_speed"}  # as in conf/allocation
-_UNKNOWN = ("own", "program")  # their code may exchange in any way
-_OPTIMIZER = "adamw"  # if no run tells
+_PLAIN = {
+    "data": "synthetic", "model": "tiny_cnn", "optimizer": "adamw", "strategy": "single",
+    "compression": "none", "allocation": "uniform", "launch": "torchrun",
+}  # fmt: skip
+"""The variants of a point of which nothing is known."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """A strategy that a user has named, with its codec, its allocation and the algorithm of its
     exchange.
@@ -58,25 +64,27 @@ class Choice:
 
     def runs_of(self, runs: pd.DataFrame) -> pd.DataFrame:
         """Return those of a study's runs that exchanged in this way."""
-        of_strategy = runs["strategy"] == self.strategy.name
-        chosen: pd.Series[bool] = of_strategy & (
-            runs["compression"] == self.config.compression.name
+        runs = runs[runs["strategy"] == self.strategy.name]
+        own_algorithm = getattr(self.strategy, "algorithm", "")
+        if self.allocation.name != "uniform" or self.algorithm not in ("", own_algorithm):
+            return runs[:0]
+        rows = settings_of_runs(type(self.strategy), runs, "strategy")
+        # Of a key that some run recorded, a run without a value has null.
+        keys = {key for settings in rows for key, value in settings.items() if value is not None}
+        has_settings = np.array(
+            [all(run[key] == getattr(self.strategy, key) for key in keys) for run in rows], bool
         )
-        chosen &= self.allocation.name == "uniform"
-        chosen &= self.algorithm in ("", getattr(self.strategy, "algorithm", ""))
-        for key in _keys("strategy", self.strategy.name):
-            values = runs.get(f"strategy.{key}", pd.Series(index=runs.index, dtype=object))
-            if values[of_strategy].notna().any():  # then a run without a value has null
-                setting = getattr(self.strategy, key)
-                chosen &= np.array([_plain(value) == setting for value in values])
-        return runs[chosen]
+        return runs[has_settings & (runs["compression"] == self.config.compression.name)]
 
     def problem(self, num_workers: int, local_batch: float, constants: Constants) -> str:
         """Return the first message with which bsweep would refuse such a run, or an empty text.
         Settings that no simulation has, such as the precision, fit the strategy.
         """
         config = replace(
-            self.config, num_workers=num_workers, local_batch=max(1, round(local_batch))
+            self.config,
+            num_workers=num_workers,
+            local_batch=max(1, round(local_batch)),
+            global_batch=None,
         )
         division = next(self._problems_of_division(num_workers, constants), "")
         return division or next(
@@ -110,6 +118,11 @@ class Choice:
                 if not any(divided._problems_of_division(num_workers, constants)):
                     return divided
         return self
+
+    def with_codec(self, name: str, runs: pd.DataFrame | None = None) -> Choice:
+        """Return this choice with another codec, whose settings are those of runs with it."""
+        codec = card_like("compression", name, runs)
+        return replace(self, config=replace(self.config, compression=codec))
 
     def held_bytes(self, num_workers: int, constants: Constants) -> float:
         """Return the bytes of the parameters, the gradients, the optimizer's state and the
@@ -153,7 +166,8 @@ def choice_of(word: str, runs: pd.DataFrame) -> Choice:
         ValueError: If a name, a key or a value is wrong. The message names no option of a command.
     """
     strategy, *pairs = word.split(":")
-    keys, given = _keys("strategy", strategy), dict(map(_key_and_value, pairs))
+    keys = [key.name for key in fields(_class_of("strategy", strategy))]
+    given = dict(map(_key_and_value, pairs))
     codec = str(given.pop("compression", "none"))
     allocation = str(given.pop("allocation", "uniform"))
     algorithm = str(given.get("algorithm", ""))
@@ -163,20 +177,56 @@ def choice_of(word: str, runs: pd.DataFrame) -> Choice:
         given.pop("algorithm")
     for key in (key for key in given if key not in keys):
         raise ValueError(f"strategy={strategy} has no key {key!r}.{did_you_mean(key, keys)}")
-    settings = {
-        "strategy": {**_shared(runs, "strategy", strategy), **given},
-        "compression": _shared(runs, "compression", codec),
-    }
-    is_horovod = "horovod" in (strategy, settings["strategy"].get("algorithm"))
-    chosen = {
-        "strategy": strategy, "compression": codec, "data": "synthetic", "model": "tiny_cnn",
-        "allocation": _SHORT.get(allocation, allocation),
-        "optimizer": _only(runs, "optimizer") or _OPTIMIZER,
-        "launch": "horovodrun" if is_horovod else "torchrun",
-    }  # fmt: skip
-    config = _config(chosen, settings)
-    has_replicas = getattr(config.strategy, "replicas", 1) != 1 or "replicas" in given
-    return Choice(word, config, algorithm, has_replicas, _model(runs, chosen))
+    card = card_like("strategy", strategy, runs, given)
+    is_horovod = card.can.uses_horovod or getattr(card, "algorithm", "") == "horovod"
+    optimizer = _only(runs, "optimizer") or _PLAIN["optimizer"]
+    config = replace(
+        validate(_plain_values()),
+        strategy=card,
+        compression=card_like("compression", codec, runs),
+        allocation=card_like("allocation", _SHORT.get(allocation, allocation)),
+        optimizer=card_like("optimizer", optimizer),
+        launch=card_like("launch", "horovodrun" if is_horovod else "torchrun"),
+    )
+    has_replicas = getattr(card, "replicas", 1) != 1 or "replicas" in given
+    return Choice(word, config, algorithm, has_replicas, _model(runs))
+
+
+def choice_of_point(config: RunConfig) -> Choice:
+    """Return the choice of a point's strategy, codec and allocation.
+
+    Raises:
+        ValueError: If bsweep does not know their code.
+    """
+    for group in ("strategy", "compression"):
+        _class_of(group, getattr(config, group).name)
+    return Choice(str(config.strategy.name), config, model=config.model)
+
+
+def card_like(
+    group: str,
+    name: str,
+    runs: pd.DataFrame | None = None,
+    given: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """Return the card of a variant.
+
+    Args:
+        group: The group, such as `compression`.
+        name: The name of the variant.
+        runs: Runs of a study. If all with the variant share a setting, the card has it, too.
+        given: Settings that a user has given. All others are the defaults in `conf/`.
+
+    Raises:
+        ValueError: If there is no such variant, bsweep does not know its code, or a value is wrong.
+    """
+    kind, settings = _class_of(group, name), _defaults(group, name)
+    if runs is not None and group in runs:
+        first, *others = settings_of_runs(kind, runs[runs[group] == name], group) or [{}]
+        for key, value in first.items():
+            if value is not None and all(run[key] == value for run in others):
+                settings[key] = value
+    return getattr(validate({**_plain_values(), group: {**settings, **given}}), group)
 
 
 def _key_and_value(pair: str) -> tuple[str, Any]:
@@ -184,20 +234,20 @@ def _key_and_value(pair: str) -> tuple[str, Any]:
     if not is_pair:
         raise ValueError(f"write key=value after a colon, not {pair!r}.")
     with suppress(ValueError):
-        return key, _plain(float(value))  # which may be 1e-3, a text in YAML
+        number = float(value)  # which may be 1e-3, a text in YAML
+        return key, int(number) if number.is_integer() else number
     try:
         return key, yaml.safe_load(value)
     except yaml.YAMLError:
         raise ValueError(f"{value!r} is no value for {key}.") from None
 
 
-def _model(runs: pd.DataFrame, chosen: Mapping[str, str]) -> Any:
+def _model(runs: pd.DataFrame) -> Any:
     """Return the card of the runs' model; None if its settings are not known."""
     if not (name := _only(runs, "model")):
         return None
     try:
-        settings = {"model": _shared(runs, "model", name)}
-        return _config({**chosen, "model": name}, settings).model
+        return card_like("model", name, runs)
     except (ValueError, OSError):
         return None
 
@@ -205,59 +255,33 @@ def _model(runs: pd.DataFrame, chosen: Mapping[str, str]) -> Any:
 def _only(runs: pd.DataFrame, group: str) -> str:
     """Return the name of the one variant of a group that runs have; empty if there is none."""
     known = runs.get(group, pd.Series(dtype=object)).dropna().unique()
-    return str(known[0]) if len(known) == 1 and known[0] not in _UNKNOWN else ""
+    return str(known[0]) if len(known) == 1 and known[0] not in OWN_CODE else ""
 
 
-def _shared(runs: pd.DataFrame, group: str, name: str) -> dict[str, Any]:
-    """Return the settings that all of the runs with a variant share, such as a strategy's."""
-    with_variant = runs[runs[group] == name] if group in runs else runs
-    settings = {}
-    for key in _keys(group, name):
-        recorded = [_plain(value) for value in with_variant.get(f"{group}.{key}", ())]
-        if len(set(map(str, recorded))) == 1 and recorded[0] not in (None, ""):
-            settings[key] = recorded[0]
-    return settings
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of a table of runs as a card has it."""
-    if value is None or value != value:  # NaN
-        return None
-    if isinstance(value, str) and ", " in value:  # a list, as tables show it
-        return [yaml.safe_load(item) for item in value.split(", ")]
-    value = value.item() if isinstance(value, np.generic) else value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _config(chosen: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]]) -> RunConfig:
-    """Return a configuration of the chosen variants with their default settings, but for those that
-    are given. Both are by group, such as `strategy`.
-    """
+@functools.cache
+def _plain_values() -> dict[str, Any]:
+    """Return the values of a plain point by key."""
     values = {key: value for key, value in _yaml("config.yaml").items() if key != "defaults"}
-    values |= {"num_workers": 1, "local_batch": 1, "precision": "fp32"}
-    for group, name in chosen.items():
-        _keys(group, name)  # which refuses unknown names
-        values[group] = {**_defaults(group, name), **settings.get(group, {})}
-    return validate(values)
+    cards = {group: _defaults(group, name) for group, name in _PLAIN.items()}
+    return {**values, "num_workers": 1, "local_batch": 1, "precision": "fp32", **cards}
 
 
-def _keys(group: str, name: str) -> list[str]:
-    """Return the keys of a variant.
+def _class_of(group: str, name: str) -> type[Card]:
+    """Return the class of a variant's card.
 
     Raises:
         ValueError: If there is no such variant, or bsweep does not know its code.
     """
-    kinds = {known: card for card in variants(group) for known in names(card)}
-    others = [known for known in kinds if known not in _UNKNOWN]
-    if name in _UNKNOWN:
+    known = [name for card in variants(group) for name in names(card) if name not in OWN_CODE]
+    if name in OWN_CODE:
         raise ValueError(
             f"{group}={name} has code that bsweep does not know, so it is not simulated. Choose "
-            f"another {group}: {', '.join(others)}."
+            f"another {group}: {', '.join(known)}."
         )
-    if name not in kinds:
-        near = did_you_mean(name, others)
-        raise ValueError(f"{group}={name} is unknown.{near} Known: {', '.join(others)}.")
-    return [key.name for key in fields(kinds[name])]
+    if (card := class_of(group, name)) is None:
+        near = did_you_mean(name, known)
+        raise ValueError(f"{group}={name} is unknown.{near} Known: {', '.join(known)}.")
+    return card
 
 
 @functools.cache

@@ -18,15 +18,11 @@ from scipy.optimize import nnls
 from scipy.special import ndtri
 
 from bsweep.analysis.loaded import Study
-from bsweep.analysis.prediction.selection import selected
-from bsweep.analysis.prediction.step_time import (
-    Cell,
-    Timing,
-    fit_step_time,
-    probe_timings,
-    read_probe,
-)
-from bsweep.analysis.prediction.ways import capabilities_of, ways_of
+from bsweep.analysis.prediction.cards import capabilities_of
+from bsweep.analysis.prediction.comparable_runs import selected
+from bsweep.analysis.prediction.probed_steps import probe_timings, read_probe
+from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
+from bsweep.analysis.prediction.ways import ways_of
 from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.spread import Spread

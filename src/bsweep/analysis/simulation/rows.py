@@ -13,7 +13,6 @@ import pandas as pd
 
 from bsweep.analysis.numbers import number, plain
 from bsweep.analysis.prediction.critical_batch import INTERVAL
-from bsweep.analysis.prediction.networks import knee
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import Choice
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
@@ -24,6 +23,8 @@ from bsweep.core.words import counted
 
 SIMULATED, MEASURED = "simulated", "measured"
 MILLION = 1_000_000
+KNEE = 0.5
+"""The share of the ideal gain in speed below which more workers are not worth much."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -208,6 +209,27 @@ def compared(
     table["money"] = table["hours"] * table["num_workers"] * (np.nan if price is None else price)
     order = ["network", "strategy", "num_workers", "kind"]
     return table.sort_values(order, ignore_index=True, kind="stable")
+
+
+def knee(workers: pd.Series[int], speeds: pd.Series[float]) -> int | None:
+    """Return the number of workers from which on each further step to more of them brings less than
+    the share `KNEE` of the speed that it costs; None if the last step brings more.
+
+    The next number of workers is at most twice as large: a larger step tells little of where more
+    workers begin to bring less.
+
+    Args:
+        workers: The numbers of workers, ascending.
+        speeds: The speed with each.
+    """
+    gains, wanted = speeds.pct_change(), KNEE * workers.pct_change()
+    few = (gains < wanted).iloc[1:]
+    if few.empty or not few.iloc[-1]:
+        return None
+    of_all = few[::-1].astype(int).cumprod()[::-1].astype(bool)
+    is_near = (workers.shift(-1) <= 2 * workers).iloc[:-1]
+    found = workers.iloc[:-1][of_all.to_numpy() & is_near.to_numpy()]
+    return int(found.iloc[0]) if len(found) else None
 
 
 def knees(cells: pd.DataFrame) -> Iterator[str]:

@@ -5,43 +5,18 @@ number of workers, the knee from which on more workers bring little, and the cri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-if TYPE_CHECKING:
-    from bsweep.analysis.prediction.texts import Prediction
-
-KNEE = 0.5
-"""The share of the ideal gain in speed below which more workers are not worth much."""
+from bsweep.analysis.prediction.result import Result
+from bsweep.analysis.simulation.rows import knee
 
 OWN_LINKS = "the study's own links"
 _CELL = [
     "num_workers", "global_batch", "local_batch", "passes", "way", "seconds", "seconds_low",
     "seconds_high", "is_simulated", "is_extrapolated",
 ]  # fmt: skip
-
-
-def knee(workers: pd.Series[int], speeds: pd.Series[float]) -> int | None:
-    """Return the number of workers from which on each further step to more of them brings less than
-    the share `KNEE` of the speed that it costs; None if the last step brings more.
-
-    The next number of workers is at most twice as large: a larger step tells little of where more
-    workers begin to bring less.
-
-    Args:
-        workers: The numbers of workers, ascending.
-        speeds: The speed with each.
-    """
-    gains, wanted = speeds.pct_change(), KNEE * workers.pct_change()
-    few = (gains < wanted).iloc[1:]
-    if few.empty or not few.iloc[-1]:
-        return None
-    of_all = few[::-1].astype(int).cumprod()[::-1].astype(bool)
-    is_near = (workers.shift(-1) <= 2 * workers).iloc[:-1]
-    found = workers.iloc[:-1][of_all.to_numpy() & is_near.to_numpy()]
-    return int(found.iloc[0]) if len(found) else None
 
 
 def wall(workers: pd.Series[int], is_above: pd.Series[bool]) -> int | None:
@@ -56,7 +31,7 @@ def wall(workers: pd.Series[int], is_above: pd.Series[bool]) -> int | None:
     return int(workers[stays_above].iloc[0]) if stays_above.any() else None
 
 
-def curves_of(predictions: Sequence[Prediction]) -> pd.DataFrame:
+def curves_of(predictions: Sequence[Result]) -> pd.DataFrame:
     """Return the time and the cost to the target on each number of workers, each at the batch size
     with the least median time, for the networks of several predictions.
 
@@ -79,17 +54,18 @@ def curves_of(predictions: Sequence[Prediction]) -> pd.DataFrame:
         predictions: One prediction for each network, all of the same study and target.
     """
     curves = []
-    for place, one in enumerate(predictions):
-        best = _best(one)
+    for place, prediction in enumerate(predictions):
+        best = _best(prediction)
         is_simulated, is_alone = best["is_simulated"], best["num_workers"] == 1
         if not place and (~is_simulated & ~is_alone).any():
-            curves.append(_curve(one, best[~is_simulated], OWN_LINKS))
+            curves.append(_curve(prediction, best[~is_simulated], OWN_LINKS))
         if (is_simulated | is_alone).any():
-            curves.append(_curve(one, best[is_simulated | is_alone], one.network))
+            links = best[is_simulated | is_alone]
+            curves.append(_curve(prediction, links, prediction.network))
     return pd.concat(curves, ignore_index=True)
 
 
-def _best(prediction: Prediction) -> pd.DataFrame:
+def _best(prediction: Result) -> pd.DataFrame:
     """Return the cell with the least time of each number of workers, whatever the limits of the
     objective are.
     """
@@ -99,19 +75,20 @@ def _best(prediction: Prediction) -> pd.DataFrame:
     return cells.loc[cells.groupby("num_workers")["seconds"].idxmin()]
 
 
-def _curve(prediction: Prediction, cells: pd.DataFrame, network: str) -> pd.DataFrame:
+def _curve(prediction: Result, cells: pd.DataFrame, network: str) -> pd.DataFrame:
     table = cells[_CELL].assign(network=network)
     price = (cells["money"] / cells["worker_seconds"] * 3600).iloc[0]
     for end in ("", "_low", "_high"):
         table[f"worker_hours{end}"] = table[f"seconds{end}"] * table["num_workers"] / 3600
         table[f"money{end}"] = table[f"worker_hours{end}"] * price
     critical = float(np.median(prediction.fitted.steps.critical_batch))
-    at = knee(table["num_workers"], 1 / table["seconds"]) if network != OWN_LINKS else None
-    is_above, is_simulated = table["global_batch"] > critical, table["is_simulated"]
-    at_wall = wall(table["num_workers"][is_simulated], is_above[is_simulated])
+    workers, is_above = table["num_workers"], table["global_batch"] > critical
+    is_simulated = table["is_simulated"]
+    at_knee = knee(workers, 1 / table["seconds"]) if network != OWN_LINKS else None
+    at_wall = wall(workers[is_simulated], is_above[is_simulated])
     return table.assign(
-        is_knee=table["num_workers"].eq(at if at is not None else 0),
+        is_knee=workers == at_knee,
         critical_batch=critical,
         is_above_critical=is_above,
-        is_wall=table["num_workers"].eq(at_wall if at_wall is not None else 0),
+        is_wall=workers == at_wall,
     )

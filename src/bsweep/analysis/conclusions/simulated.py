@@ -13,13 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.loaded import LargerClusters
 from bsweep.analysis.prediction.forecast import Key, grid
 from bsweep.analysis.prediction.sampler import Array
-from bsweep.analysis.prediction.selection import Observed
+from bsweep.analysis.prediction.seen_runs import Observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.simulation import Constants, links_of, not_known
 from bsweep.analysis.simulation.cases import Case
-from bsweep.analysis.simulation.choices import Choice, choice_of
+from bsweep.analysis.simulation.choices import Choice, card_like, choice_of, choice_of_point
 from bsweep.analysis.simulation.constants import NUM_DRAWS
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.strategies import outcome
@@ -50,14 +51,14 @@ class Simulated(NamedTuple):
 
 
 def with_simulated(
-    step_time: StepTimeFit, seen: Observed, of: Sequence[Key], network: str, constants: Constants
+    step_time: StepTimeFit, seen: Observed, grid: Sequence[Key], network: str, constants: Constants
 ) -> Simulated:
     """Return a fit that takes cells on more workers than were timed from a simulation.
 
     Args:
         step_time: The fit.
         seen: The runs.
-        of: The cells of the grid.
+        grid: The cells of the grid.
         network: The links between workers, in words; see `links_and_codec`.
         constants: The constants of the simulation, from the records of the same runs.
 
@@ -67,11 +68,11 @@ def with_simulated(
     words, codec = links_and_codec(network)
     links = links_of(constants, words, seen.study.name)
     choices = {str(name): _choice(runs, codec) for name, runs in seen.runs.groupby("way")}
-    found: dict[Cell, Array] = {}
+    log_seconds: dict[Cell, Array] = {}
     kept: list[Key] = []
     refused: dict[str, str] = {}
     simulated: dict[str, Choice] = {}
-    for batch, workers, passes, name in of:
+    for batch, workers, passes, name in grid:
         cell = seen.ways[name].cell(batch, workers, passes)
         if name in choices and workers > _most_timed(step_time, cell.form.strategy):
             local = seen.ways[name].local_batch(batch, workers, passes)
@@ -79,20 +80,19 @@ def with_simulated(
                 refused.setdefault(name, problem)
                 continue
             case = Case(constants, links, choices[name], workers, local, _NUM_STEPS, passes=passes)
-            found[cell] = _log_seconds(step_time, cell, case)
+            log_seconds[cell] = _log_seconds(step_time, cell, case)
             simulated[name] = choices[name]
         kept.append((batch, workers, passes, name))
-    if not found:
+    if not log_seconds:
         raise ValueError(next(iter(refused.values()), _NONE))
     doubts = not_known(constants, [*simulated.values()], [links])
-    return Simulated(
-        replace(step_time, simulated=found), kept, tuple(refused.values()), tuple(doubts)
-    )
+    fit = replace(step_time, simulated=log_seconds)
+    return Simulated(fit, kept, tuple(refused.values()), tuple(doubts))
 
 
 def _most_timed(step_time: StepTimeFit, strategy: str) -> float:
     """Return the most workers whose steps with a strategy were timed; infinite if none were."""
-    timed = [one.num_workers for one in step_time.passed if one.form.strategy == strategy]
+    timed = [cell.num_workers for cell in step_time.passed if cell.form.strategy == strategy]
     return max(timed, default=np.inf)
 
 
@@ -109,41 +109,39 @@ def larger_grid(
         workers = [*_DOUBLINGS, *(int(count) for count in seen.runs["num_workers"])]
     if batches is not None:
         return grid(seen, sorted(set(batches)), sorted(set(workers)))
-    found = {int(batch) for batch in seen.runs["global_batch"]}
-    batch, most = min(found), seen.runs["local_batch"].max() * max(workers)
+    sizes = {int(batch) for batch in seen.runs["global_batch"]}
+    batch, most = min(sizes), seen.runs["local_batch"].max() * max(workers)
     while batch <= most:
-        found.add(batch)
+        sizes.add(batch)
         batch *= 2
-    return grid(seen, sorted(found), sorted(set(workers)))
+    return grid(seen, sorted(sizes), sorted(set(workers)))
 
 
-def check_networks(
-    texts: Sequence[str], measured_network: str | None = None, speeds: Sequence[float] = ()
-) -> None:
-    """Raise ValueError if one of several texts is not what `links_and_codec` takes, if the network
-    on which a study was measured has an unknown word or a speed is not above 0, or if either is
-    given without these texts.
+def check_networks(larger: LargerClusters) -> None:
+    """Raise ValueError if one of several networks is not what `links_and_codec` takes, if the
+    network on which a study was measured has an unknown word or a speed is not above 0, or if
+    either is given without networks.
     """
-    if measured_network is not None:
-        parse_network(measured_network, "--measured-network")
-    for speed in speeds:
+    if larger.measured_network is not None:
+        parse_network(larger.measured_network, "--measured-network")
+    for speed in larger.speeds:
         check_above_zero("speeds", speed, 0.5)
     given = {
-        "--measured-network": measured_network,
-        "--speeds": ",".join(map("{:g}".format, speeds)),
+        "--measured-network": larger.measured_network,
+        "--speeds": ",".join(map("{:g}".format, larger.speeds)),
     }
     for option, value in given.items():
-        if value and not texts:
+        if value and not larger.networks:
             raise ValueError(
                 f"{option} {value} without a network to simulate: say which links the workers "
                 "have, as in --network 25gbit,10us."
             )
-    for text in texts:
+    for text in larger.networks:
         links, codec = links_and_codec(text)
         if links != "measured":
             parse_network(links)
         try:
-            choice_of(f"horovod:compression={codec or 'none'}", pd.DataFrame())
+            card_like("compression", codec or "none")
         except ValueError as error:
             raise ValueError(f"--network {text}: {error}") from None
 
@@ -152,36 +150,28 @@ def check_points(configs: Sequence[RunConfig], networks: Sequence[str]) -> None:
     """Raise ValueError if, on one of several networks, no number of workers can train any of
     several points in steps that can be simulated.
     """
-    of = Constants(np.ones(NUM_DRAWS), np.ones(NUM_DRAWS), 4e6, 1, "a trial")
     points = {(config.strategy, config.compression.name): config for config in configs}
     for network in networks:
-        problems = []
-        for config in points.values():
-            problems.append(_problem(config, network, of))
-            if not problems[-1]:
-                break
-        else:
+        problems = [_problem(config, network) for config in points.values()]
+        if all(problems):
             raise ValueError(f"--network {network}: {problems[0]}")
 
 
-def _problem(config: RunConfig, network: str, of: Constants) -> str:
+def _problem(config: RunConfig, network: str) -> str:
     """Return why the steps of a point cannot be simulated on a network with any number of workers;
     empty if they can.
     """
     words, codec = links_and_codec(network)
     links = Network(FREE) if words == "measured" else parse_network(words)
-    text = f"{config.strategy.name}:compression={codec or config.compression.name}"
-    if config.strategy.can.uses_horovod and hasattr(config.strategy, "algorithm"):
-        text += ":algorithm=horovod"
+    constants = Constants(np.ones(NUM_DRAWS), np.ones(NUM_DRAWS), 4e6, 1, "a trial")
     problem = ""
     for workers in _DOUBLINGS[:0:-1]:
         try:
-            choice = choice_of(text, pd.DataFrame())
-            cards = replace(choice.config, strategy=config.strategy, optimizer=config.optimizer)
-            choice = replace(choice, config=cards, model=config.model)
-            problem = choice.problem(workers, config.examples_per_pass, of)
+            choice = choice_of_point(config)
+            choice = choice.with_codec(codec) if codec else choice
+            problem = choice.problem(workers, config.examples_per_pass, constants)
             if not problem:
-                outcome(choice.strategy, Case(of, links, choice, workers, 1.0, NUM_DRAWS))
+                outcome(choice.strategy, Case(constants, links, choice, workers, 1.0, NUM_DRAWS))
                 return ""
         except ValueError as error:
             problem = error.args[0]
@@ -209,10 +199,9 @@ def _choice(runs: pd.DataFrame, codec: str) -> Choice:
     """Return the strategy of the runs of one way of sharing the model, for a simulation, with
     another codec if one is given.
     """
-    run = runs.iloc[0]
-    codec = codec or str(run["compression"])
-    text = str(run["strategy"]) + f":compression={codec}" * (codec not in ("none", "", "nan"))
-    return choice_of(text, runs)
+    choice = choice_of(str(runs["strategy"].iloc[0]), runs)
+    codec = codec or str(runs["compression"].iloc[0])
+    return choice if codec in ("none", "", "nan") else choice.with_codec(codec, runs)
 
 
 def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:
@@ -232,5 +221,5 @@ def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:
     )
     rng = np.random.default_rng([step_time.seed, 5, cell.num_workers, round(cell.local_batch)])
     places = rng.uniform(0, len(stretch) - 1, len(alone))
-    off = case.doubt * rng.standard_normal(len(alone))
-    return np.asarray(alone + np.log(np.interp(places, np.arange(len(stretch)), stretch)) + off)
+    doubt = case.doubt * rng.standard_normal(len(alone))
+    return np.asarray(alone + np.log(np.interp(places, np.arange(len(stretch)), stretch)) + doubt)

@@ -23,19 +23,16 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr
 
-from bsweep.analysis.prediction.fitting import Fits
+from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.prediction.forecast import Key, are_unreached, keys_of
 from bsweep.analysis.prediction.objectives import (
     LEAST_GAIN,
     SURE,
     Choice,
-    Objective,
-    gains,
     log_objective,
 )
-from bsweep.analysis.prediction.selection import Observed, exact_batches
+from bsweep.analysis.prediction.seen_runs import Observed, exact_batches
 from bsweep.analysis.prediction.step_time import StepTimeFit
-from bsweep.analysis.prediction.texts import Prediction
 from bsweep.analysis.prediction.ways import WHOLE, Way
 
 SHARE = 0.05  # share of the grid's predicted cost that finding the best cell may take
@@ -167,9 +164,9 @@ def next_probe(
     """
     best, highest = None, (0, 0.0)
     for cell in sorted(cells, key=lambda cell: (cell[1], cell[3], cell[0] / cell[2], cell[2])):
-        own = [one for one in costs if (one[1], one[3]) == (cell[1], cell[3]) and one in cells]
-        away = [abs(math.log2(cell[0] / cell[2] * one[2] / one[0])) for one in own]
-        rank = max(0, _PROBED_FIRST - len(own)), min(away, default=math.inf)
+        alike = [key for key in costs if (key[1], key[3]) == (cell[1], cell[3]) and key in cells]
+        away = [abs(math.log2(cell[0] / cell[2] * key[2] / key[0])) for key in alike]
+        rank = max(0, _PROBED_FIRST - len(alike)), min(away, default=math.inf)
         if cell not in costs and rank[1] > 0 and rank > highest:
             best, highest = cell, rank
     if best is None or highest[0] > 0:
@@ -193,23 +190,21 @@ def first_run(
     """
     if not offers:
         return Next(None, 0.0, np.nan, "runs")
-    middle = float(np.exp(np.mean(np.log(sorted({one.cell[0] for one in offers})))))
+    middle = float(np.exp(np.mean(np.log(sorted({offer.cell[0] for offer in offers})))))
 
-    def rank(one: Offer) -> tuple[bool, float, float]:
-        batch, workers, _, way = one.cell
+    def rank(offer: Offer) -> tuple[bool, float, float]:
+        batch, workers, _, way = offer.cell
         away = round(abs(float(np.log(batch / middle))), 6)  # equal on both sides
         # As if the middle were the critical batch.
-        cost = (1 + middle / batch) * median_step(step_time, one.cell, grid.ways[way]) * workers
-        return not one.done_steps, away, cost
+        cost = (1 + middle / batch) * median_step(step_time, offer.cell, grid.ways[way]) * workers
+        return not offer.done_steps, away, cost
 
     offer = min(offers, key=rank)
+    workers = offer.cell[1]
     cost = grid.run_worker_seconds(offer, offer.most_steps, step_time)
-    if (
-        left[offer.cell[1]] < grid.other_seconds.get(offer.cell[1], 0.0) * offer.cell[1]
-        or left[offer.cell[1]] <= 0
-    ):
-        return Next(offer, cost, np.nan, "budget")
-    return Next(offer, cost, np.nan)
+    least = grid.other_seconds.get(workers, 0.0) * workers
+    is_over = left[workers] < least or left[workers] <= 0
+    return Next(offer, cost, np.nan, "budget" if is_over else "")
 
 
 def still_open(offers: Sequence[Offer], runs: pd.DataFrame) -> list[Offer]:
@@ -222,10 +217,10 @@ def still_open(offers: Sequence[Offer], runs: pd.DataFrame) -> list[Offer]:
     nothing out, because it did not train to its end. Nor does a batch size with another learning
     rate to try.
     """
-    trials = {one.cell[0] for one in offers if one.is_trial}
+    trials = {offer.cell[0] for offer in offers if offer.is_trial}
     ended = runs[(runs["status"] != "diverged") & ~runs["global_batch"].isin(trials)]
-    missed = are_unreached(pd.Series([one.cell[0] for one in offers], dtype=int), ended)
-    return [one for one, is_missed in zip(offers, missed, strict=True) if not is_missed]
+    missed = are_unreached(pd.Series([offer.cell[0] for offer in offers], dtype=int), ended)
+    return [offer for offer, is_missed in zip(offers, missed, strict=True) if not is_missed]
 
 
 def with_rates(
@@ -252,15 +247,16 @@ def with_rates(
     best |= {} if seen is None else seen.rates
     kept = []
     for offer in offers:
-        batch, own = offer.cell[0], runs[runs["global_batch"] == offer.cell[0]]
-        if own.empty:
+        batch = offer.cell[0]
+        tried = runs[runs["global_batch"] == batch]
+        if tried.empty:
             near = min(best, key=lambda other: abs(math.log(other / batch)), default=None)
             begins = rates[len(rates) // 2] if near is None else best[near]
             kept += [replace(offer, is_trial=True)] if offer.rate == begins else []
             continue
-        too_large = own.loc[own["status"] == "diverged", "lr"].astype(float).min()
+        too_large = tried.loc[tried["status"] == "diverged", "lr"].astype(float).min()
         place = rates.index(best[batch])
-        beside = {*rates[max(0, place - 1) : place + 2]} - {*own["lr"]}
+        beside = {*rates[max(0, place - 1) : place + 2]} - {*tried["lr"]}
         beside = {rate for rate in beside if not rate >= too_large}
         if beside and offer.rate in beside:
             kept.append(replace(offer, is_trial=True))
@@ -269,7 +265,7 @@ def with_rates(
     return kept
 
 
-def is_told(prediction: Prediction) -> bool:
+def has_known_steps(prediction: Prediction) -> bool:
     """Return True if the steps to the target are known at two batch sizes or more, so that a search
     may recommend a cell.
     """
@@ -297,29 +293,31 @@ def next_run(
     batch size no larger than one that reached the target at its first evaluation would do so too,
     and tell as little.
     """
-    if not is_told(prediction):
+    is_known = has_known_steps(prediction)
+    if not is_known:
         runs = prediction.seen.runs
         at_once = runs.loc[runs["reached"].eq(True) & runs["is_bound"].eq(True), "global_batch"]
         most, known = at_once.max(), exact_batches(runs)
         offers = still_open(offers, runs)
-        offers = [one for one in offers if one.cell[0] not in known and not one.cell[0] <= most]
+        offers = [
+            offer for offer in offers if offer.cell[0] not in known and not offer.cell[0] <= most
+        ]
     table = _gains(grid, offers, prediction)
-    is_over = is_told(prediction) and is_sure(prediction.choice)
+    is_over = is_known and is_sure(prediction.choice)
     if table.empty:
         return Next(None, 0.0, 0.0, "sure" if is_over else "runs")
-    worth = table[table["gain"] >= LEAST_GAIN] if is_told(prediction) else table
-    if is_over or worth.empty:
-        affordable = table[table["cost"] <= table["workers"].map(left)]
-        best = prediction.recommended["global_batch"]
-        proving = affordable[
-            [
-                not is_proven(prediction, one.cell[0]) or (one.is_trial and one.cell[0] == best)
-                for one in affordable["offer"]
-            ]
-        ]
-        return _best(table, "sure" if is_over else "gain") if proving.empty else _best(proving, "")
-    paid = worth[worth["cost"] <= worth["workers"].map(left)]
-    return _best(worth, "budget") if paid.empty else _best(paid, "")
+    worth = table[table["gain"] >= LEAST_GAIN] if is_known else table
+    is_paid = table["cost"] <= table["workers"].map(left)
+    if not is_over and len(worth):
+        paid = worth[is_paid[worth.index]]
+        return _best(paid, "") if len(paid) else _best(worth, "budget")
+    best = prediction.recommended["global_batch"]
+    proves = [
+        not is_proven(prediction, offer.cell[0]) or (offer.is_trial and offer.cell[0] == best)
+        for offer in table["offer"]
+    ]
+    proving = table[is_paid & np.array(proves)]
+    return _best(proving, "") if len(proving) else _best(table, "sure" if is_over else "gain")
 
 
 def is_sure(choice: Choice) -> bool:
@@ -333,26 +331,20 @@ def _gains(grid: Grid, offers: Sequence[Offer], prediction: Prediction) -> pd.Da
     """Return a table of the runs that a search could train next, with the expected `gain`, the
     `cost` in worker-seconds and the `workers` of each.
     """
-    fits: Fits = prediction.fitted
-    objective: Objective = prediction.objective
-    known = gains(prediction.forecast, objective, fits.steps.sigma, fits.step_time.sigma)
-    known = known[known["kind"] == "run"]
-    runs = dict(zip(keys_of(known), known["gain"], strict=True))
+    fits, gains = prediction.fitted, prediction.gains()
+    gains = gains[gains["kind"] == "run"]
+    gain = dict(zip(keys_of(gains), gains["gain"], strict=True))
     steps = dict(zip(keys_of(prediction.cells), prediction.cells["steps"], strict=True))
     batches = {*prediction.seen.runs["global_batch"]}
-    means = log_objective(prediction.forecast, objective).mean(axis=0)
-    slower = dict(zip(runs, means - means[prediction.choice.place], strict=True))
-    rows = [
-        (
-            offer,
-            _gain_of_rate(slower[offer.cell])
-            if offer.is_trial and offer.cell[0] in batches
-            else float(runs[offer.cell]),
-            grid.run_worker_seconds(offer, float(steps[offer.cell]), fits.step_time),
-            offer.cell[1],
-        )
-        for offer in offers
-    ]
+    means = log_objective(prediction.forecast, prediction.objective).mean(axis=0)
+    slower = dict(zip(gain, means - means[prediction.choice.place], strict=True))
+    rows = []
+    for offer in offers:
+        cell = offer.cell
+        is_trial = offer.is_trial and cell[0] in batches
+        saved = _gain_of_rate(slower[cell]) if is_trial else float(gain[cell])
+        cost = grid.run_worker_seconds(offer, float(steps[cell]), fits.step_time)
+        rows.append((offer, saved, cost, cell[1]))
     return pd.DataFrame(rows, columns=["offer", "gain", "cost", "workers"])
 
 

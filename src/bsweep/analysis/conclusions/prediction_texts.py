@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.conclusions.networks import OWN_LINKS, curves_of
 from bsweep.analysis.numbers import number, plain
 from bsweep.analysis.prediction.critical_batch import INTERVAL
-from bsweep.analysis.prediction.networks import OWN_LINKS, curves_of
+from bsweep.analysis.prediction.missing_runs import more_evaluations
 from bsweep.analysis.prediction.objectives import (
     CLOSE,
     LEAST_GAIN,
@@ -23,7 +24,6 @@ from bsweep.analysis.prediction.objectives import (
     log_objective,
 )
 from bsweep.analysis.prediction.result import Result
-from bsweep.analysis.prediction.selection import more_evaluations
 from bsweep.core.words import aligned, counted, first_of, joined
 
 _WIDTH = 100
@@ -54,13 +54,11 @@ class Prediction(Result):
     """The result of `bsweep.predict`: the predicted time to a target for each cell of a grid, and
     the recommended cell.
 
-    `network` are the links of simulated cells, in words, and empty if none are simulated. `others`
-    are the predictions for further networks. `not_predicted` says why networks or numbers of
-    workers that were asked for have no prediction. The object prints as a sentence, tables and
+    `others` are the predictions for further networks. `not_predicted` says why networks or numbers
+    of workers that were asked for have no prediction. The object prints as a sentence, tables and
     warnings, also in a notebook.
     """
 
-    network: str = ""
     others: tuple[Prediction, ...] = ()
     not_predicted: tuple[str, ...] = ()
 

@@ -1,0 +1,288 @@
+"""The prediction of which batch size, on how many workers, reaches a target soonest or cheapest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bsweep.analysis.conclusions.prediction_texts import Prediction
+from bsweep.analysis.conclusions.prediction_warnings import warnings_of
+from bsweep.analysis.conclusions.simulated import (
+    check_networks,
+    larger_grid,
+    links_and_codec,
+    with_simulated,
+)
+from bsweep.analysis.loaded import LargerClusters, Study
+from bsweep.analysis.loading import load
+from bsweep.analysis.prediction.fitting import Fits, fit
+from bsweep.analysis.prediction.forecast import Key, default_grid, forecast, grid
+from bsweep.analysis.prediction.objectives import (
+    Objective,
+    choose_cell,
+    parse_objective,
+    with_probabilities,
+)
+from bsweep.analysis.prediction.probed_steps import Probed, probed
+from bsweep.analysis.prediction.seen_runs import Observed, observed, rate_rule
+from bsweep.analysis.prediction.step_time import Timing
+from bsweep.analysis.simulation import constants as constants_of
+from bsweep.config.target import Target, target_of
+from bsweep.config.values import counts
+from bsweep.core.words import counted, listed
+
+
+def predict(
+    study: Study | str | Path,
+    target_accuracy: float | None = None,
+    target_loss: float | None = None,
+    *,
+    objective: str = "fastest",
+    batches: int | str | Sequence[int] | None = None,
+    workers: int | str | Sequence[int] | None = None,
+    price_per_worker_hour: float | None = None,
+    where: Mapping[str, str] | None = None,
+    probe: str | Path | None = None,
+    network: str | Sequence[str] | None = None,
+    measured_network: str | None = None,
+    speeds: Sequence[float] = (),
+) -> Prediction:
+    """Predict the time to a target for every cell of a grid, and recommend one cell.
+
+    Args:
+        study: A study or its folder.
+        target_accuracy: The test accuracy to reach, a fraction.
+        target_loss: The test loss to reach, in place of an accuracy. Without either, the one target
+            that the study's runs name is taken.
+        objective: `fastest`, `cheapest` (in worker-seconds, or in money if a price is given),
+            `joules`, `deadline=2h`, `workers<=4`, or several of them joined by commas.
+        batches: Global batch sizes of the grid, or a text such as `32,64,128`. None takes those of
+            the runs, and doublings of the smallest up to the largest.
+        workers: Worker counts of the grid, or a text such as `1,2,4` or `1..64`. None takes those
+            of the runs and, with a network, all doublings up to 64.
+        price_per_worker_hour: The price of an hour of one worker, in any currency.
+        where: Columns of `study.runs` and the value to select in each. It is needed if runs differ
+            in settings other than batch size, workers, way of splitting the model, learning rate
+            and seed.
+        probe: A `probe.json`. Its timings of steps and exchange count beside those of the runs.
+        network: The links between workers, such as `25gbit,10us`, or `measured`. Steps on more
+            workers than were timed are then simulated, see `bsweep.simulate`. A word such as
+            `compression=fp16` among them simulates a codec. Several networks are compared: the
+            prediction is that for the first one, `others` has the further ones, and `curves` the
+            time on each number of workers with each.
+        measured_network: The links on which the study was measured; see `bsweep.simulate`.
+        speeds: Relative speeds of the workers on these networks; see `bsweep.simulate`.
+
+    Returns:
+        The cells of the grid with their predictions and intervals, the recommended cell, and
+        warnings.
+
+    Raises:
+        ValueError: If an argument is wrong, no run reached the target, points are missing, the grid
+            has fewer than two cells, or the runs do not compare. The message says what is wrong.
+        FileNotFoundError: If there is no such folder of a study.
+    """
+    wanted = parse_objective(objective, price_per_worker_hour)
+    batches = None if batches is None else counts("--batches", batches)
+    workers = None if workers is None else counts("--workers", workers)
+    # `where` may select among runs of different hardware.
+    study = study if isinstance(study, Study) else load(study, mix=True)
+    seen = observed(study, _target(study, target_accuracy, target_loss), where)
+    measured = probed(probe, seen.ways, seen.runs) if probe else Probed((), seen.ways)
+    seen = replace(seen, ways=measured.ways)
+    networks = (network,) if isinstance(network, str) else tuple(dict.fromkeys(network or ()))
+    fits = fit(seen, measured.timings)
+    cells = _grid(seen, batches, workers, bool(networks))
+    if networks or measured_network is not None or speeds:
+        larger = LargerClusters(
+            networks, None, price_per_worker_hour, measured_network, tuple(speeds)
+        )
+        prediction = on_networks(seen, fits, wanted, cells, larger, measured.timings, where)
+    else:
+        prediction = predict_from(
+            seen, fits, wanted, cells, price_per_worker_hour, measured.timings
+        )
+    few, others = _without_cell(seen, batches, workers, cells)
+    return replace(
+        prediction,
+        warnings=(*measured.left_out, *others, *prediction.warnings),
+        not_predicted=(*few, *prediction.not_predicted),
+    )
+
+
+def predict_from(
+    seen: Observed,
+    fits: Fits,
+    objective: Objective,
+    cells: Sequence[Key],
+    price_per_worker_hour: float | None = None,
+    timings: tuple[Timing, ...] = (),
+    network: str = "",
+) -> Prediction:
+    """Return the predicted time of each cell of a grid and the recommended cell, given fits that
+    were made before; see `predict`.
+    """
+    predicted = forecast(seen, fits.steps, fits.step_time, cells, price_per_worker_hour)
+    choice = choose_cell(predicted, objective)
+    warnings = warnings_of(seen, fits, predicted.cells, choice.place, timings)
+    return Prediction(
+        study=seen.study.name,
+        target=seen.target,
+        objective=objective,
+        choice=choice,
+        cells=with_probabilities(predicted, objective),
+        rate_rule=rate_rule(seen),
+        warnings=tuple(dict.fromkeys(warnings)),
+        seen=seen,
+        timings=timings,
+        forecast=predicted,
+        fitted=fits,
+        network=network,
+    )
+
+
+def on_networks(
+    seen: Observed,
+    fits: Fits,
+    objective: Objective,
+    cells: Sequence[Key],
+    larger: LargerClusters,
+    timings: tuple[Timing, ...] = (),
+    where: Mapping[str, str] | None = None,
+) -> Prediction:
+    """Return what `predict_from` does for the first of several networks, with steps on more workers
+    than were timed from a simulation, and with the predictions for the others.
+
+    A network with which nothing can be simulated, or no cell keeps the objective's limits, is left
+    out, and `Prediction.not_predicted` says why. So are cells that bsweep would refuse to
+    train, with a warning.
+
+    Args:
+        seen: The runs.
+        fits: The fits to them.
+        objective: The objective.
+        cells: The cells of the grid.
+        larger: The networks, and what else is said of the simulated workers.
+        timings: What was timed beside the runs.
+        where: Columns of the study's runs, and the value to select in each.
+
+    Returns:
+        The prediction.
+
+    Raises:
+        ValueError: If a word is unknown, the study has no constants for a simulation, or all
+            networks are left out.
+    """
+    check_networks(larger)
+    constants = constants_of.of_study(seen.study, where)
+    constants = constants_of.with_measured(constants, larger.measured_network)
+    constants = replace(constants, speeds=larger.speeds or constants.speeds)
+    predictions, problems, left_out = [], [], []
+    doubts: list[str] = []
+    for network in larger.networks:
+        try:
+            simulated = with_simulated(fits.step_time, seen, cells, network, constants)
+            prediction = predict_from(
+                seen, replace(fits, step_time=simulated.step_time), objective, simulated.cells,
+                larger.price_per_worker_hour, timings, network,
+            )  # fmt: skip
+        except ValueError as error:
+            left_out.append((network, error.args[0]))
+            continue
+        problems += [f"with {network}, {problem}" for problem in simulated.refused]
+        doubts += simulated.not_known
+        predictions.append(prediction)
+    if not predictions:
+        raise ValueError("--network {}: {}".format(*left_out[0]))
+    first, *others = predictions
+    codecs = dict.fromkeys(links_and_codec(prediction.network)[1] for prediction in predictions)
+    texts = (*problems, *_of_codecs(codecs, constants.codec_seconds), *doubts, *first.warnings)
+    return replace(
+        first,
+        others=tuple(others),
+        not_predicted=tuple(f"With {network}: {why}" for network, why in left_out),
+        warnings=tuple(dict.fromkeys(texts)),
+    )
+
+
+def _of_codecs(codecs: Iterable[str], codec_seconds: Mapping[str, float]) -> Iterator[str]:
+    for codec in codecs:
+        if codec in ("", "none"):
+            continue
+        yield (
+            f"{codec} is simulated only in steps on more workers than were timed. The number of "
+            "steps to the target is that of the runs, although a codec may change it."
+        )
+        if codec not in codec_seconds:
+            yield f"no run measured the seconds that {codec} takes, so it takes none here."
+
+
+def _target(study: Study, accuracy: float | None, loss: float | None) -> Target:
+    """Return the target that is given, or else the one that the study's runs name."""
+    if accuracy is None and loss is None:
+        values = study.runs.reindex(columns=["target_accuracy", "target_loss"]).astype(float)
+        named = values.drop_duplicates().dropna(how="all")
+        if len(named) != 1 or named.notna().to_numpy().sum() != 1:
+            raise ValueError(
+                "give a target: --target-accuracy 0.9, or --target-loss, because the runs name "
+                "no target, or several."
+            )
+        accuracy, loss = (None if np.isnan(value) else float(value) for value in named.iloc[0])
+    return target_of(accuracy, loss)
+
+
+def _grid(
+    seen: Observed,
+    batches: Sequence[int] | None,
+    workers: Sequence[int] | None,
+    is_simulated: bool,
+) -> list[Key]:
+    """Return the cells of the given batches and workers, or else of those of the runs.
+
+    Raises:
+        ValueError: If there are fewer than two.
+    """
+    cells = default_grid(seen)
+    if is_simulated:
+        cells = larger_grid(seen, batches, workers)
+    elif batches is not None or workers is not None:
+        sizes = {cell[0] for cell in cells} if batches is None else set(batches)
+        cells = grid(seen, sorted(sizes), None if workers is None else sorted(set(workers)))
+    if not cells and (few := _without_cell(seen, batches, workers, cells)[0]):
+        raise ValueError(few[0])
+    if len(cells) < 2:
+        raise ValueError(
+            f"the grid has {'only one cell' if cells else 'no cells'}: there is nothing to choose "
+            "from. Give --batches (global, each a multiple of the workers times the passes of a "
+            "step, and no larger than the training set) or --workers, as in --batches 32,64,128 "
+            "--workers 1,2."
+        )
+    return cells
+
+
+def _without_cell(
+    seen: Observed,
+    batches: Sequence[int] | None,
+    workers: Sequence[int] | None,
+    cells: Sequence[Key],
+) -> tuple[list[str], list[str]]:
+    """Return a sentence on the numbers of workers that have less than one example for each worker
+    of any batch, and one on the others without a cell; each is left out if there are none.
+    """
+    lost = sorted(set(workers or ()) - {count for _, count, *_ in cells})
+    is_whole = all(way.card is None for way in seen.ways.values())
+    most = max(batches) if batches and is_whole else max(lost, default=0)
+    few = [count for count in lost if count > most]
+    others = ", ".join(str(count) for count in lost if count <= most)
+    of_few = (
+        f"batch {most} on {counted(listed(few), 'worker')} leaves less than one example for each: "
+        f"use --workers up to {most}, or larger --batches."
+    )
+    of_others = (
+        f"no batch size of the grid suits {counted(others, 'worker')}: it must be no larger than "
+        "the training set, and divide evenly among the workers."
+    )
+    return [of_few] * bool(few), [of_others] * bool(others)

@@ -1,0 +1,91 @@
+"""The cards of runs' variants, from their settings in a table of runs. In the table, lists are
+texts, whole numbers may be floats, and a missing value is null or an empty text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from bsweep.config.capabilities import Capabilities
+from bsweep.config.card import Card
+from bsweep.config.groups import StrategyConfig
+from bsweep.config.run import names, variants
+
+OWN_CODE = ("own", "program")
+"""The variants whose code may do anything in a step."""
+
+PREFIX = "strategy."
+"""The beginning of a column with a setting of the strategy."""
+
+
+def class_of(group: str, name: str) -> type[Card] | None:
+    """Return the class of a variant's card; None if there is no such variant."""
+    return next((card for card in variants(group) if name in names(card)), None)
+
+
+def settings_of(card: type[Card], values: Mapping[Any, Any], group: str) -> dict[str, Any]:
+    """Return the settings of a card as its schema has them, from values by dotted key."""
+    settings: dict[str, Any] = {}
+    for key in fields(card):
+        value = values.get(f"{group}.{key.name}")
+        if value is None or value == "" or value != value:  # NaN
+            value = None
+        elif isinstance(value, str) and str(key.type).startswith("tuple"):
+            value = tuple(yaml.safe_load(item) for item in value.split(", "))
+        elif isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        settings[key.name] = value
+    return settings
+
+
+def settings_of_runs(card: type[Card], runs: pd.DataFrame, group: str) -> list[dict[str, Any]]:
+    """Return the settings of each run's card, which is of the given class."""
+    columns = [f"{group}.{key.name}" for key in fields(card)]
+    rows = runs.reindex(columns=columns).to_dict("records")
+    return [settings_of(card, row, group) for row in rows]
+
+
+def card_of(settings: Mapping[Any, Any]) -> StrategyConfig | None:
+    """Return a run's card of its strategy, from its settings by dotted key; None if they are not
+    complete and valid.
+    """
+    name = str(settings.get(f"{PREFIX}name", settings.get("strategy")))
+    if (kind := class_of("strategy", name)) is None:
+        return None
+    try:
+        values = {**settings_of(kind, settings, "strategy"), "name": name}
+        card: Any = TypeAdapter(kind).validate_python(values)
+    except ValidationError:
+        return None
+    return card if isinstance(card, StrategyConfig) else None
+
+
+def capabilities_of(runs: pd.DataFrame) -> list[Capabilities]:
+    """Return for each run what its strategy can do with the run's settings, as far as they are
+    known.
+    """
+    columns = [name for name in runs if name == "strategy" or str(name).startswith(PREFIX)]
+    known: dict[str, Capabilities] = {}
+    for text, settings in zip(strategy_texts(runs), runs[columns].to_dict("records"), strict=True):
+        if text not in known:
+            kind = class_of("strategy", str(settings["strategy"]))
+            card = card_of(settings)
+            kind_can = getattr(kind, "kind_can", Capabilities())
+            known[text] = card.can if card else kind_can
+    return [known[text] for text in strategy_texts(runs)]
+
+
+def strategy_texts(runs: pd.DataFrame) -> pd.Series[str]:
+    """Return all settings of each run's strategy as one text."""
+    columns = [name for name in runs if name == "strategy" or str(name).startswith(PREFIX)]
+    texts = [" ".join(map(str, row)) for row in runs[columns].itertuples(index=False)]
+    return pd.Series(texts, runs.index)
