@@ -26,7 +26,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, logsumexp, ndtri_exp
 
 from bsweep.analysis.prediction.sampler import Array, posterior
@@ -232,6 +231,8 @@ def mean_log(runs: CellRuns, sigma: float) -> float:
             away = sign * (mean - bounds) / sigma
             total += sign * float(np.sum(np.exp(-0.5 * (away**2 + _LOG_2PI) - log_ndtr(away))))
         return total
+
+    from scipy.optimize import brentq  # whose import takes long, and few predictions need it
 
     every = np.concatenate([runs.exact, runs.above, runs.below])
     reach = sigma * (1 + len(every))

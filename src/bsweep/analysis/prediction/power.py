@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import nnls
 
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.seen_runs import CELL
@@ -52,6 +51,8 @@ def watts(runs: pd.DataFrame, cells: pd.DataFrame) -> Array:
 def _fitted(watts: Array, rates: Array, wanted: Array) -> Array:
     if rates.max() < _LEAST_SPREAD * rates.min():
         return np.full(len(wanted), watts.mean())
+    from scipy.optimize import nnls  # whose import takes long, and few predictions need it
+
     typical = rates.mean()
     (idle, each), _ = nnls(
         np.stack([1 / watts, rates / typical / watts], axis=1), np.ones(len(watts))

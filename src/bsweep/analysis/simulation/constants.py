@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import nnls
 from scipy.special import ndtri
 
 from bsweep.analysis.loaded import Study
@@ -294,6 +293,8 @@ def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
     timed = timed[(timed > 0).all(axis=1)]
     if timed.empty:
         return None, exchange_factors()
+    from scipy.optimize import nnls  # whose import takes long, and few simulations need it
+
     seconds, messages, sent = timed.to_numpy().T
     has_both = len(np.unique(np.round(sent / messages, -3))) > 1
     columns = np.stack([messages * has_both, sent]).T
