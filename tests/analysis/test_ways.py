@@ -357,7 +357,7 @@ def test_the_formula_tells_what_real_replicas_send(strategy: str, tmp_path: Path
         assert twice == pytest.approx(in_passes, rel=0.01)
         return
     assert 2 * once - twice == pytest.approx(of_parameters, rel=0.1)
-    (way,) = ways_of(study.runs, study.epochs)[1].values()
+    (way,) = ways_of(study, study.runs)[1].values()
     for passes, of_step in ((1, once), (2, twice)):
         cell = way.cell(16 * passes, 4, passes)
         assert passes * cell.form.sent_bytes == pytest.approx(of_step, rel=0.1)

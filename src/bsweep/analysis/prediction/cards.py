@@ -30,7 +30,9 @@ def class_of(group: str, name: str) -> type[Card] | None:
     return next((card for card in variants(group) if name in names(card)), None)
 
 
-def settings_of(card: type[Card], values: Mapping[Any, Any], group: str) -> dict[str, Any]:
+def settings_of(
+    card: type[Card], values: Mapping[Any, Any] | pd.Series[Any], group: str
+) -> dict[str, Any]:
     """Return the settings of a card as its schema has them, from values by dotted key."""
     settings: dict[str, Any] = {}
     for key in fields(card):
@@ -54,7 +56,7 @@ def settings_of_runs(card: type[Card], runs: pd.DataFrame, group: str) -> list[d
     return [settings_of(card, row, group) for row in rows]
 
 
-def card_of(settings: Mapping[Any, Any]) -> StrategyConfig | None:
+def card_of(settings: Mapping[Any, Any] | pd.Series[Any]) -> StrategyConfig | None:
     """Return a run's card of its strategy, from its settings by dotted key; None if they are not
     complete and valid.
     """
@@ -73,15 +75,12 @@ def capabilities_of(runs: pd.DataFrame) -> list[Capabilities]:
     """Return for each run what its strategy can do with the run's settings, as far as they are
     known.
     """
-    columns = [name for name in runs if name == "strategy" or str(name).startswith(PREFIX)]
-    known: dict[str, Capabilities] = {}
-    for text, settings in zip(strategy_texts(runs), runs[columns].to_dict("records"), strict=True):
-        if text not in known:
-            kind = class_of("strategy", str(settings["strategy"]))
-            card = card_of(settings)
-            kind_can = getattr(kind, "kind_can", Capabilities())
-            known[text] = card.can if card else kind_can
-    return [known[text] for text in strategy_texts(runs)]
+    texts, known = strategy_texts(runs), {}
+    for text, group in runs.groupby(texts):
+        card = card_of(group.iloc[0])
+        kind = class_of("strategy", str(group["strategy"].iloc[0]))
+        known[text] = card.can if card else getattr(kind, "kind_can", Capabilities())
+    return [known[text] for text in texts]
 
 
 def strategy_texts(runs: pd.DataFrame) -> pd.Series[str]:

@@ -12,7 +12,7 @@ one has a verdict that says why it is not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -156,13 +156,12 @@ def noise_scale(study: Study) -> pd.DataFrame:
             `ratio_of_sums`, and `verdict`. The verdict is empty, or says why there is no estimate;
             see `from_noise_scale`.
     """
-    rows = []
-    for run_id, records in study.noise_scales.groupby("run_id", sort=False):
-        estimate = from_noise_scale(records)
-        numbers = estimate.value, estimate.low, estimate.high, estimate.ratio_of_sums
-        rows.append([run_id, *numbers, estimate.verdict])
-    names = ["run_id", "noise_scale", "low", "high", "ratio_of_sums", "verdict"]
-    return pd.DataFrame(rows, columns=names)
+    rows = [
+        {"run_id": run_id, **asdict(from_noise_scale(records))}
+        for run_id, records in study.noise_scales.groupby("run_id", sort=False)
+    ]
+    names = ["run_id", "value", "low", "high", "ratio_of_sums", "verdict"]
+    return pd.DataFrame(rows, columns=names).rename(columns={"value": "noise_scale"})
 
 
 def _block_length(num_records: int) -> int:

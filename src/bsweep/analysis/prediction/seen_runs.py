@@ -166,7 +166,7 @@ def observed(
     refuse_unsynchronised(study, runs)
     refuse_mixed(study.runs, runs)
     reached = to_target(study, target)
-    way_names, all_ways = ways_of(runs, study.epochs, ways)
+    way_names, all_ways = ways_of(study, runs, ways)
     # A run's own columns about its own target would collide with those of `to_target`.
     runs = (
         runs.drop(columns=runs.columns.intersection(reached.columns))

@@ -8,13 +8,14 @@ compares the seconds of their steps.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from bsweep.analysis.keys import keyed
+from bsweep.analysis.loaded import Study
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.prediction.cards import (
     OWN_CODE,
@@ -24,10 +25,8 @@ from bsweep.analysis.prediction.cards import (
     class_of,
     strategy_texts,
 )
-from bsweep.analysis.prediction.step_time import (
-    Cell,
-    Form,
-)
+from bsweep.analysis.prediction.step_time import Cell, Form
+from bsweep.analysis.tables import run_steps
 from bsweep.config.groups import StrategyConfig
 
 # The first parts of the columns in which runs of different ways must be equal.
@@ -91,37 +90,48 @@ WHOLE = Way()
 
 
 def ways_of(
-    runs: pd.DataFrame, epochs: pd.DataFrame, names: Mapping[str, str] | None = None
+    study: Study, runs: pd.DataFrame, names: Mapping[str, str] | None = None
 ) -> tuple[pd.Series[str], dict[str, Way]]:
     """Return the name of each run's way, and all ways by their names.
 
     Args:
+        study: The study.
         runs: The runs of a prediction.
-        epochs: The epochs of the study.
         names: The name of each run's way by run id. None: the names tell in what the runs differ.
     """
     shown = _names(runs) if names is None else runs["run_id"].map(names)
-    amounts = ["sent_bytes", "num_steps", "bubble"]
-    by_run = epochs.reindex(columns=amounts).astype(float).groupby(epochs["run_id"])
-    sums = by_run.sum(min_count=1).reindex(runs["run_id"]).set_index(runs.index)
-    sent = sums["sent_bytes"] / sums["num_steps"] / passes_of(runs)
-    bubbles = by_run["bubble"].median().reindex(runs["run_id"]).set_axis(runs.index)
+    bubble = study.epochs.reindex(columns=["bubble"])["bubble"].astype(float)
+    runs = runs.assign(
+        sent_bytes=runs["run_id"].map(run_steps(study)["sent_bytes"]),
+        bubble=runs["run_id"].map(bubble.groupby(study.epochs["run_id"]).median()),
+    )
     ways = {}
     for name, group in runs.groupby(shown, sort=False):
         ways[str(name)] = Way(str(name))
         if card := split_card(group.iloc[0]):
-            parameters = pd.to_numeric(group.get("num_parameters", pd.Series(dtype=float))).max()
-            whole = 0.0 if pd.isna(parameters) else float(parameters) * _PARAMETER_BYTES
-            measured = bubbles[group.index].groupby(group["num_workers"]).median().dropna()
-            ways[str(name)] = Way(
-                str(name),
-                card,
-                whole,
-                _example_bytes(card, group, sent[group.index], whole),
-                {int(str(workers)): float(bubble) for workers, bubble in measured.items()},
+            measured = group.groupby("num_workers")["bubble"].median().dropna()
+            ways[str(name)] = replace(
+                _split_way(str(name), card, group),
+                bubbles={int(str(workers)): float(share) for workers, share in measured.items()},
                 precision=str(group.iloc[0].get("precision")),
             )
     return shown, ways
+
+
+def _split_way(name: str, card: StrategyConfig, steps: pd.DataFrame) -> Way:
+    """Return a way that splits the model, from steps with the columns of `TimedStep`."""
+    steps = steps.reindex(columns=TimedStep._fields)
+    parameters = pd.to_numeric(steps["num_parameters"]).max()
+    whole = 0.0 if pd.isna(parameters) else float(parameters) * _PARAMETER_BYTES
+    passes, example_bytes = passes_of(steps), []
+    facts = (steps["num_workers"], steps["global_batch"], passes, steps["sent_bytes"] / passes)
+    for workers, batch, number, sent in zip(*facts, strict=True):
+        parameter_share, example_share = card.sent_in_pass(int(workers), int(number))
+        in_group = batch / number * card.num_parts(int(workers)) / workers
+        if example_share and sent > 0:
+            example_bytes.append((sent - parameter_share * whole) / example_share / in_group)
+    typical = max(0.0, float(np.median(example_bytes))) if example_bytes else 0.0
+    return Way(name, card, whole, typical)
 
 
 def passes_of(runs: pd.DataFrame) -> pd.Series[float]:
@@ -168,10 +178,7 @@ def timed_way(name: str, strategy: StrategyConfig, steps: Sequence[TimedStep]) -
         return Way(name)
     if not steps:  # then what workers send has units of its own
         return Way(name, strategy, 1.0, 1.0)
-    parameters = max(step.num_parameters for step in steps) * _PARAMETER_BYTES
-    facts = pd.DataFrame([step[:3] for step in steps], columns=TimedStep._fields[:3])
-    sent = pd.Series([step.sent_bytes for step in steps]) / facts["accumulation_steps"]
-    return Way(name, strategy, parameters, _example_bytes(strategy, facts, sent, parameters))
+    return _split_way(name, strategy, pd.DataFrame(steps))
 
 
 class TimedStep(NamedTuple):
@@ -223,21 +230,5 @@ def split_card(settings: Mapping[Any, Any] | pd.Series[Any]) -> StrategyConfig |
     """Return the card of a strategy that splits the model, from its settings by dotted key; None
     for other strategies, and if the settings are not complete and valid.
     """
-    card = card_of(dict(settings))
+    card = card_of(settings)
     return card if card and card.kind_can.splits_model else None
-
-
-def _example_bytes(
-    card: StrategyConfig, runs: pd.DataFrame, sent_in_pass: pd.Series[float], parameters: float
-) -> float:
-    """Return what a message of one example takes, by the bytes that runs sent beside what depends
-    on the parameters.
-    """
-    sizes = []
-    facts = (runs["num_workers"], runs["global_batch"], passes_of(runs), sent_in_pass)
-    for workers, batch, passes, sent in zip(*facts, strict=True):
-        parameter_share, example_share = card.sent_in_pass(int(workers), int(passes))
-        in_group = batch / passes * card.num_parts(int(workers)) / workers
-        if example_share and sent > 0:
-            sizes.append((sent - parameter_share * parameters) / example_share / in_group)
-    return max(0.0, float(np.median(sizes))) if sizes else 0.0

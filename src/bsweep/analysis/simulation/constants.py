@@ -134,7 +134,7 @@ def of_study(
         source=f"measured in {study.name}"
         + (f", workers with {counted(int(threads.iloc[0]), 'thread')}" if len(threads) else ""),
         spread=_spread(study, timed),
-        example_bytes=max(way.example_bytes for way in ways_of(runs, study.epochs)[1].values()),
+        example_bytes=max(way.example_bytes for way in ways_of(study, runs)[1].values()),
         network=network,
         exchange_factors=factors,
         codec_seconds={str(codec): float(seconds) for codec, seconds in medians.items()},

@@ -123,18 +123,17 @@ def notes(
         yield f"Links: {machine.link} a node, as published, not measured."
     for choice in choices:
         counts = sorted(set(cells.loc[cells["strategy"] == choice.name, "num_workers"]))
-        needs = {}
-        for count in counts:
-            divided = choice.with_replicas(count, constants)
-            needs[count] = divided.held_bytes(count, constants) / 1e9
-        full = [count for count, need in needs.items() if need > machine.memory_gb]
+        needs = {
+            count: choice.with_replicas(count, constants).held_bytes(count, constants) / 1e9
+            for count in counts
+        }
+        full = {count: need for count, need in needs.items() if need > machine.memory_gb}
         if full:
-            most = max(needs[count] for count in full)
             yield (
-                f"{choice.name}: on {listed(full)} workers the parameters, the gradients and the "
-                f"state of optimizer={choice.config.optimizer.name} take up to {most:.0f} GB of a "
-                f"worker's {machine.memory_gb:g} GB, before any activation. Such steps cannot be "
-                "made."
+                f"{choice.name}: on {listed([*full])} workers the parameters, the gradients and "
+                f"the state of optimizer={choice.config.optimizer.name} take up to "
+                f"{max(full.values()):.0f} GB of a worker's {machine.memory_gb:g} GB, before any "
+                "activation. Such steps cannot be made."
             )
 
 
