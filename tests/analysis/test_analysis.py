@@ -16,7 +16,7 @@ from scipy import stats
 
 import bsweep
 from bsweep import analysis, report
-from bsweep.analysis.columns import EPOCHS, RUNS, names
+from bsweep.analysis.columns import RUNS, TABLES, names
 from bsweep.analysis.derived import placement
 from bsweep.analysis.naming import words
 from bsweep.analysis.statistics import CHANCE_ALPHA
@@ -35,7 +35,7 @@ from tests.support.synthetic_study import (
 MEASURED = Path(__file__).parents[2] / "results" / "measured"
 
 
-RUN_COLUMNS, EPOCH_COLUMNS = names(RUNS, "promised"), names(EPOCHS, "promised")
+RUN_COLUMNS, EPOCH_COLUMNS = names(RUNS, "promised"), names(TABLES["epochs"], "promised")
 
 
 def one_series(table: pd.DataFrame) -> pd.DataFrame:

@@ -25,10 +25,13 @@ def test_every_field_of_an_epoch_is_a_column_of_its_type() -> None:
         int: {"count", "count_or_null"}, float: {"number"},
         int | None: {"count_or_null"}, float | None: {"number"},
     }  # fmt: skip
-    hints, told = get_type_hints(Epoch), {column.name: column for column in columns.EPOCHS}
+    hints, told = (
+        get_type_hints(Epoch),
+        {column.name: column for column in columns.TABLES["epochs"]},
+    )
     scalars = {field.name for field in fields(Epoch)} - set(records.NO_COLUMNS)
     assert scalars | {"run_id"} == set(told), (
-        "a field of runlog.Epoch needs its line in analysis/columns.py"
+        "a field of runlog.Epoch needs its line in analysis/columns.csv"
     )
     assert all(told[name].type in types[hints[name]] for name in scalars)
 
@@ -36,8 +39,8 @@ def test_every_field_of_an_epoch_is_a_column_of_its_type() -> None:
 def test_a_field_that_an_epoch_gains_costs_its_column_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gained = Column("gradient_norm", "number", "norm of the gradient", role="other", digits=".1f")
-    monkeypatch.setitem(columns.TABLES, "epochs", (*columns.EPOCHS, gained))
+    gained = Column("gradient_norm", "number", "other", digits=".1f")
+    monkeypatch.setitem(columns.TABLES, "epochs", (*columns.TABLES["epochs"], gained))
     write_run(tmp_path / "s", local_batch=8)
     metrics = RunPaths(write_run(tmp_path / "s", local_batch=16)).metrics
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]

@@ -14,7 +14,7 @@ from scipy import stats
 
 import bsweep
 from bsweep import analysis, report
-from bsweep.analysis.columns import ROUNDS, names
+from bsweep.analysis.columns import TABLES, names
 from bsweep.analysis.idle import NODE
 from bsweep.runlog.files import RunPaths
 from tests.support.synthetic_study import (
@@ -53,7 +53,7 @@ def test_rounds_are_a_row_a_worker_and_survive_a_report(
     monkeypatch.setattr(report, "_write_figures", lambda *_: {})
     folder = write_rounds(tmp_path / "s", "batch_by_flops", num_rounds=2)
     study = bsweep.load(tmp_path / "s")
-    assert list(study.rounds) == names(ROUNDS)
+    assert list(study.rounds) == names(TABLES["rounds"])
     assert len(study.rounds) == 2 * 4
     third = study.rounds.iloc[6]
     assert (third["run_id"], third["round"], third["worker"]) == (folder.name, 2, 2)
@@ -93,7 +93,7 @@ def test_rounds_that_an_epoch_cuts_short_do_not_count_beside_whole_ones(tmp_path
 def test_a_study_without_rounds_has_empty_tables(tmp_path: Path) -> None:
     write_run(tmp_path / "text", local_batch=8, settings={"data.sequence_length": 64})
     for study in (bsweep.load(tmp_path / "text"), analysis.published()):
-        assert list(study.rounds) == names(ROUNDS)
+        assert list(study.rounds) == names(TABLES["rounds"])
         for table in (analysis.idle_table, analysis.loss_by_time, analysis.equal_time_losses):
             assert table(study).empty
         assert report.idle_text(study) == ""

@@ -147,11 +147,8 @@ def loss_gap(study, gaps):
         "src/bsweep/train/loop.py": [
             ("    return Epoch(\n", "        num_tensors=len(job.vector.tensors),\n")
         ],
-        "src/bsweep/analysis/columns.py": [
-            (
-                "EPOCHS = (\n",
-                '    Column("num_tensors", "count_or_null", role="other", is_always=False),\n',
-            )
+        "src/bsweep/analysis/columns.csv": [
+            ("epochs,run_id,same,,,,,,\n", "epochs,num_tensors,count_or_null,other,rare,,,,\n")
         ],
     },
 }

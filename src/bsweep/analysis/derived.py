@@ -63,7 +63,7 @@ def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.D
         else evaluations
     )
     return columns.as_table(
-        found.sort_values("run_id", kind="stable", ignore_index=True), columns.EVALUATIONS
+        found.sort_values("run_id", kind="stable", ignore_index=True), columns.TABLES["evaluations"]
     )
 
 

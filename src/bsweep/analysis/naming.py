@@ -122,7 +122,7 @@ def words(name: str, value: object) -> str:
     text = setting_text(value)
     if name == "variant":
         return _variant(text)
-    return columns.said(name, _NAMES.get(text, columns.spoken(name, text)))
+    return columns.legend(name, _NAMES.get(text, columns.spoken(name, text)))
 
 
 def evaluated_part(runs: pd.DataFrame) -> str:

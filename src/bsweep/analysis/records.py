@@ -81,10 +81,10 @@ def rows_of(run: Run) -> dict[str, Rows]:
         "runs": [_shown(_run_row(run, of_type["start"], of_type["event"], len(epochs)))],
         "epochs": epochs,
         "evaluations": _of_table(
-            numbered(of_type["evaluation"], "evaluation"), columns.EVALUATIONS
+            numbered(of_type["evaluation"], "evaluation"), columns.TABLES["evaluations"]
         ),
-        "noise_scales": _of_table(noise, columns.NOISE_SCALES),
-        "batches": _of_table(steps, columns.BATCHES),
+        "noise_scales": _of_table(noise, columns.TABLES["noise_scales"]),
+        "batches": _of_table(steps, columns.TABLES["batches"]),
         "events": _event_rows(run.records),
         "servers": _server_rows(epochs),
         "waits": _wait_rows(epochs),
@@ -294,7 +294,9 @@ def _wait_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
 def _memory_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
     """Return one row for each worker of a run, with the largest values of all epochs."""
     told = [memory for epoch in epochs if (memory := epoch.get("worker_memory"))]
-    names = [name for name in columns.names(columns.MEMORY) if name not in ("run_id", "worker")]
+    names = [
+        name for name in columns.names(columns.TABLES["memory"]) if name not in ("run_id", "worker")
+    ]
     rows = []
     for worker, of_worker in enumerate(zip_longest(*told, fillvalue={})):
         values = {name: [one[name] for one in of_worker if one.get(name)] for name in names}

@@ -19,7 +19,7 @@ import pandas as pd
 from bsweep import analysis
 from bsweep.analysis import Study, answering
 from bsweep.analysis.answering import Answer
-from bsweep.analysis.columns import heading, of
+from bsweep.analysis.columns import described, heading
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.loading import load_run
 from bsweep.analysis.naming import evaluated_part
@@ -124,11 +124,11 @@ def _column(runs: pd.DataFrame, name: str, is_varying: bool) -> dict[str, Any]:
     """Return how the page treats a column of the table of runs: its heading, whether its values are
     numbers, and the word of a command that sets it, if one does.
     """
-    described, is_number = of(name), pd.api.types.is_numeric_dtype(runs[name])
-    is_setting = described.role not in ("other", "placement") and described.source not in (
+    column, is_number = described(name), pd.api.types.is_numeric_dtype(runs[name])
+    is_setting = column.role not in ("other", "placement") and column.source not in (
         "start", "meta",
     )  # fmt: skip
-    key = (described.source or name).removesuffix(".name")
+    key = (column.source or name).removesuffix(".name")
     is_word = name in ("num_workers", "local_batch", "seed", "strategy") or (
         is_varying and is_setting and name not in PATHS and not name.endswith("sha256")
     )
