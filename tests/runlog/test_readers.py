@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import bsweep
 from bsweep import allocation, report
 from bsweep.allocation import probes
-from bsweep.analysis.loading import tables_of
 from bsweep.analysis.prediction.probed_steps import probe_timings
+from bsweep.analysis.records import rows_of
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
 from bsweep.runlog.checkpoint_files import checkpoints, keep_until, soundest
@@ -55,7 +55,7 @@ def fuzz_run(folder: Path, run: Path, path: Path, others: list[Path]) -> None:
 
     def read(content: bytes) -> bool:
         path.write_bytes(content)
-        why = reason(lambda: tables_of(run), Damaged, Newer)
+        why = reason(lambda: rows_of(run), Damaged, Newer)
         if why is None and content != whole and (number := len(list(kept.iterdir()))) < MOST_KEPT:
             shutil.copytree(run, kept / f"{number:05d}")
         elif why and "Update bsweep" not in why:

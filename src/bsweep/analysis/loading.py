@@ -5,23 +5,18 @@ each epoch of a run, and so on.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from contextlib import suppress
-from itertools import chain
-from operator import itemgetter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from bsweep.analysis import columns, mixture
 from bsweep.analysis.beside_others import without_times
 from bsweep.analysis.loaded import Study, study_of
-from bsweep.analysis.records import NO_COLUMNS, Rows, rows_of
+from bsweep.analysis.records import rows_of
 from bsweep.core.words import escaped
 from bsweep.runlog.files import RunPaths, no_such_study
-from bsweep.runlog.reading import read_run
 
 
 def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> Study:
@@ -93,86 +88,23 @@ def _is_run(folder: Path) -> bool:
 
 
 def _from_runs(folder: Path, run_folders: Sequence[Path]) -> Study:
-    growing: dict[str, _Growing] = defaultdict(_Growing)
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     skipped: dict[str, str] = {}
     for run_folder in run_folders:
         run_id = run_folder.name
         try:
-            of_run = tables_of(run_folder)
+            by_table = rows_of(run_folder)
         except (ValueError, OSError) as error:
             skipped[run_id] = escaped(str(error))
             continue
-        for name, rows in of_run.items():
-            growing[name].add(run_id, rows, without=NO_COLUMNS if name == "epochs" else ())
-    if not growing:
+        for table, added in by_table.items():
+            rows[table] += [{**row, "run_id": run_id} for row in added]
+    if not rows:
         raise ValueError(
             f"{folder}: none of its {len(skipped)} runs can be read: {next(iter(skipped.values()))}"
         )
-    tables = {name: table.frame(columns.TABLES.get(name, ())) for name, table in growing.items()}
+    tables = {name: pd.DataFrame(of_study) for name, of_study in rows.items()}
     return study_of(folder, tables.pop("provenance"), tables, skipped)
-
-
-def tables_of(run_folder: Path) -> dict[str, Rows]:
-    """Read the records of a run, and return the rows that the run adds to each table of its study.
-    Raise Damaged if the records are damaged, or Newer if a newer bsweep wrote them.
-    """
-    return rows_of(read_run(run_folder, with_steps=None))
-
-
-_NUMBERS = {"number": float, "count": None, "count_or_null": None}
-"""The types of columns that become numpy arrays, each with the dtype of the array. None lets numpy
-choose the dtype.
-"""
-
-
-class _Growing:
-    """A table under construction, to which the rows of one run after another are added; each column
-    is a list of values.
-
-    A study has many epochs, and lists of numbers cost a fraction of what one dictionary for each
-    row costs.
-    """
-
-    def __init__(self) -> None:
-        self._columns: dict[str, list[Any]] = {"run_id": []}
-
-    def add(self, run_id: str, rows: Rows, without: Collection[str] = ()) -> None:
-        run_ids, found, nulls = self._columns["run_id"], _by_column(rows), (None,) * len(rows)
-        for name in found:  # the tables keep this order
-            if name == "run_id" or name in without:
-                continue
-            column = self._columns.setdefault(name, [])
-            if found[name] != nulls:  # empty columns are common; `frame` fills them at once
-                # The runs before this one lack the column.
-                column += [None] * (len(run_ids) - len(column))
-                column += found[name]
-        run_ids += [run_id] * len(rows)
-
-    def frame(self, table: Sequence[columns.Column]) -> pd.DataFrame:
-        num_rows = len(self._columns["run_id"])
-        for column in self._columns.values():
-            column += [None] * (num_rows - len(column))
-        # `columns.as_table` sets the final types. numpy converts lists of numbers in a fraction of
-        # the time that pandas needs.
-        types = {
-            of.name: _NUMBERS[of.type]
-            for of in table
-            if of.type in _NUMBERS and of.name in self._columns
-        }
-        arrays = {name: np.array(self._columns[name], dtype) for name, dtype in types.items()}
-        return pd.DataFrame({**self._columns, **arrays})
-
-
-def _by_column(rows: Rows) -> dict[str, tuple[Any, ...]]:
-    """Return the values of rows by column name, None where a row lacks the column."""
-    names = tuple(rows[0]) if rows else ()
-    if len(names) > 1 and {*map(len, rows)} == {len(names)}:
-        with suppress(KeyError):  # usually all rows have the same names, and this path is fast
-            return dict(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
-    return {
-        name: tuple(row.get(name) for row in rows)
-        for name in dict.fromkeys(chain.from_iterable(rows))
-    }
 
 
 def _read_csv(path: Path, table: Sequence[columns.Column]) -> pd.DataFrame:

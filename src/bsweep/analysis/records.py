@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -19,7 +19,15 @@ from bsweep.config.values import ConfigError, flatten
 from bsweep.core.words import escaped, minor
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.hardware import hardware_words
-from bsweep.runlog.reading import REMEDY, Damaged, Run, changes_batch, numbered, warnings_in
+from bsweep.runlog.reading import (
+    REMEDY,
+    Damaged,
+    Run,
+    changes_batch,
+    numbered,
+    read_run,
+    warnings_in,
+)
 from bsweep.runlog.records import StageLoad
 
 Rows = Sequence[Mapping[str, Any]]
@@ -34,9 +42,7 @@ _SHORT_NAMES = {
     for column in columns.RUNS
     if column.source not in ("", "start", "meta")
 }
-_COLUMNS = columns.names(columns.RUNS)
-_PROMISED = columns.names(columns.RUNS, "promised")
-_OF_START = [column.name for column in columns.RUNS if column.source == "start"]
+_FROM_START = [column.name for column in columns.RUNS if column.source == "start"]
 # Keys that are no settings: a run's place and start, and what its `start` record says better.
 _NO_SETTINGS = (
     "study", "results_dir", "local_batch", "global_batch", "device", "precision", "graph",
@@ -44,6 +50,7 @@ _NO_SETTINGS = (
     "checkpoint_every", "keep_weights", "resume_from", "launch.retries", "trackers",
     "data.download", "model.weights", "allocation.probe",
     "allocation.devices", "measure.noise_scale",
+    *columns.names(columns.RUNS),
 )  # fmt: skip
 _FINAL = ("final_test_loss", "final_test_accuracy")  # of runs with validation examples
 # Columns that hold the last part of a path: the name of the data, not its place on a machine.
@@ -53,46 +60,50 @@ _DIGITS = 8  # of a digest, for people to read
 
 # The fields of an epoch's record that are no columns of `epochs`.
 NO_COLUMNS = (
-    "schema",
-    "time",
-    "type",
-    "worker_wait_seconds",
-    "worker_memory",
-    "servers",
-    "stage_loads",
-)
+    "schema", "time", "type", "worker_wait_seconds", "worker_memory", "servers", "stage_loads",
+)  # fmt: skip
 
 
-def rows_of(run: Run) -> dict[str, Rows]:
-    """Return the rows that one run contributes to the tables of a study, by the name of the table.
-
-    The rows of `epochs` are the records themselves, with the fields of `NO_COLUMNS`.
+def rows_of(run_folder: Path) -> dict[str, Rows]:
+    """Read the records of a run, and return the rows that it adds to each table of its study, by
+    the name of the table.
 
     Raises:
-        Damaged: If nothing says how the run was configured.
+        Damaged: If the records are damaged, or nothing says how the run was configured.
+        Newer: If a newer bsweep wrote them.
     """
-    of_type: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    run = read_run(run_folder, with_steps=None)
+    records: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in run.records:
-        of_type[record["type"]].append(record)
-    epochs = numbered(of_type["epoch"], "epoch")
-    noise = numbered(of_type["noise_scale"], "noise_scale")
-    steps = numbered(of_type["step"], "step") if changes_batch(of_type["event"]) else []
-    return {
-        "runs": [_shown(_run_row(run, of_type["start"], of_type["event"], len(epochs)))],
-        "epochs": epochs,
-        "evaluations": _of_table(
-            numbered(of_type["evaluation"], "evaluation"), columns.TABLES["evaluations"]
-        ),
-        "noise_scales": _of_table(noise, columns.TABLES["noise_scales"]),
-        "batches": _of_table(steps, columns.TABLES["batches"]),
-        "events": _event_rows(run.records),
-        "servers": _server_rows(epochs),
-        "waits": _wait_rows(epochs),
-        "memory": _memory_rows(epochs),
-        "stages": _stage_rows(epochs),
-        "rounds": _round_rows(numbered(of_type["round"], "round")),
-        "provenance": [_shown(_flat(_origin(run.meta, of_type["start"])))],
+        records[record["type"]].append(record)
+    starts, events, epochs = records["start"], records["event"], numbered(records["epoch"], "epoch")
+    by_table = {
+        "evaluations": numbered(records["evaluation"], "evaluation"),
+        "noise_scales": numbered(records["noise_scale"], "noise_scale"),
+        "batches": numbered(records["step"], "step") if changes_batch(events) else [],
+        "events": [
+            {
+                "since_start_seconds": event["time"] - run.records[0]["time"],
+                **{name: escaped(event[name]) for name in ("event", "message")},
+            }
+            for event in events
+        ],
     }
+    return {
+        "runs": [_shown(_run_row(run, starts, events, len(epochs)))],
+        "epochs": [
+            {name: value for name, value in epoch.items() if name not in NO_COLUMNS}
+            for epoch in epochs
+        ],
+        **{
+            table: [{name: row.get(name) for name in columns.names(columns.TABLES[table])}
+                    for row in rows]
+            for table, rows in by_table.items()
+        },
+        **_rows_by_worker(epochs),
+        "rounds": _round_rows(numbered(records["round"], "round")),
+        "provenance": [{"run_id": run.run_id} | _shown(_flat(_origin(run.meta, starts)))],
+    }  # fmt: skip
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,27 +116,6 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_table(records: Rows, table: Sequence[columns.Column]) -> Rows:
-    """Return the records of a run with exactly the fields that are columns of a given table; a
-    field that a record lacks is None.
-    """
-    names = [name for name in columns.names(table) if name != "run_id"]
-    return [{name: record.get(name) for name in names} for record in records]
-
-
-def _event_rows(records: Rows) -> Rows:
-    """Return a row for each event of a run, with the seconds since the run's first record."""
-    return [
-        {
-            "since_start_seconds": record["time"] - records[0]["time"],
-            "event": escaped(record["event"]),
-            "message": escaped(record["message"]),
-        }
-        for record in records
-        if record["type"] == "event"
-    ]
-
-
 def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str, Any]:
     """Return the row of one run in the table of runs, with its settings, its status and its
     results.
@@ -136,7 +126,7 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
     start = starts[-1] if starts else {}
     config = start["config"] if start else _saved_config(run.folder)
     settings = _settings(config)
-    found_out = _found_out(start)
+    facts = _facts(start)
     unfinished = {**config, **start, **settings, "status": "unfinished", "epochs": num_epochs}
     summary = run.summary or unfinished
     warnings = [*run.warnings, *warnings_in(events)]
@@ -146,16 +136,16 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
         **({"channels_last": None} if settings.get("channels_last") == "auto" else {}),
         **({"compile": start.get("compile") or None} if "compile" in settings else {}),
         **_place(config, run.meta),
-        **found_out,
+        **facts,
         **_beginning_at_checkpoint(events),
-        **{key: summary.get(key) for key in _PROMISED},
+        **{key: summary.get(key) for key in columns.names(columns.RUNS, "promised")},
         **{key: summary[key] for key in _FINAL if summary.get(key) is not None},
         "run_id": run.run_id,
         "message": summary.get("message") or "",
         "hardware": hardware_words(run.meta),
         **_torch(_origin(run.meta, starts)),
         "asked_precision": config.get("precision"),
-        "is_cifar10": settings.get("data") == "cifar10" or found_out["is_cifar10"],
+        "is_cifar10": settings.get("data") == "cifar10" or facts["is_cifar10"],
         "warnings": "\n".join(dict.fromkeys(warnings)),
     }
 
@@ -183,8 +173,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Settings without a column are left out.
     """
-    told = ((_column(key), value) for key, value in _flat(config).items())
-    settings = {column: value for column, value in told if column}
+    settings = {_column(key): value for key, value in _flat(config).items() if _column(key)}
     for key in PATHS:
         if settings.get(key):
             settings[key] = Path(settings[key]).name
@@ -193,20 +182,15 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _found_out(start: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(start: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts that a run recorded at its start, such as the device that it took."""
-    classes = start.get("classes", ())
+    classes, num_test = start.get("classes", ()), start.get("num_test")
+    optional = {"channels_last": start.get("channels_last")}
     return {
-        **{key: start[key] for key in _OF_START if key in start},
-        **(
-            {"channels_last": start["channels_last"]}
-            if start.get("channels_last") is not None
-            else {}
-        ),
+        **{key: start[key] for key in _FROM_START if key in start},
+        **{key: value for key, value in optional.items() if value is not None},
         "num_classes": start.get("num_classes") or len(classes) or None,
-        "num_test": start["num_test"] * (start.get("tokens_per_example") or 1)
-        if start.get("num_test")
-        else None,
+        "num_test": num_test * (start.get("tokens_per_example") or 1) if num_test else None,
         "is_cifar10": set(classes) == CIFAR10_CLASSES,
     }
 
@@ -215,35 +199,32 @@ def _beginning_at_checkpoint(events: Rows) -> dict[str, Any]:
     """Return, for a run that began at another run's checkpoint, the other run's id, and the steps
     and seconds trained until the checkpoint. Return an empty mapping for other runs.
     """
-    begun = next((one for one in reversed(events) if "branch_of" in one), None)
-    if begun is None:
-        return {}
-    told = {"branch_steps": begun["num_steps"], "branch_seconds": begun["train_seconds"]}
-    return {"branch_of": begun["branch_of"], **told}
+    sources = {
+        "branch_of": "branch_of",
+        "branch_steps": "num_steps",
+        "branch_seconds": "train_seconds",
+    }
+    begun = [event for event in events if "branch_of" in event][-1:]
+    return {name: event[source] for event in begun for name, source in sources.items()}
 
 
 def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that say how the workers of a run were placed: on how many hosts, with
     which network interface, memory limit and threads.
     """
-    launch, strategy, num_workers = (
-        config.get("launch", {}),
-        config.get("strategy", {}),
-        config.get("num_workers", 1),
-    )
+    launch, strategy = config.get("launch", {}), config.get("strategy", {})
+    num_workers, hosts = config.get("num_workers", 1), launch.get("hosts")
     has_servers = strategy.get("name") == "parameter_server" and not strategy.get("colocated")
     num_servers = (strategy.get("num_servers") or max(1, num_workers // 2)) if has_servers else 0
-    hosts = launch.get("hosts")
     nodes = placement(
         meta.get("hosts") if hosts in (None, SLURM) else hosts, num_workers, num_servers
     )
     limits = [setting_text(limit) for limit in launch.get("memory_limit_mb") or ()]
+    different = limits if len(set(limits)) > 1 else limits[:1]
     return {
         "placement": nodes,
         "network_interface": None if nodes == "1 node" else launch.get("network_interface"),
-        "memory_limit": f"{', '.join(limits if len(set(limits)) > 1 else limits[:1])} MB"
-        if limits
-        else None,
+        "memory_limit": f"{', '.join(different)} MB" if limits else None,
         "threads": launch.get("threads_per_worker"),
     }
 
@@ -263,63 +244,64 @@ def _saved_config(folder: Path) -> Mapping[str, Any]:
     }
 
 
-def _server_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return one row for each parameter server of a run, with its bytes, pushes and seconds summed
-    over the run's epochs.
+def _rows_by_worker(epochs: Rows) -> dict[str, Rows]:
+    """Return a row for each worker or server of a run, with its sums, largest values or means over
+    the run's epochs, for the tables of servers, waits, memory and stages.
     """
-    rows = []
-    told = [servers for epoch in epochs if (servers := epoch.get("servers"))]
-    train_seconds = sum(epoch["train_seconds"] for epoch in epochs) if told else 0.0
-    for server, found in enumerate(zip_longest(*told)):
-        loads = [load for load in found if load]
-        sums = ("received_bytes", "sent_bytes", "busy_seconds", "queue_seconds")
-        row = {name: sum(load[name] for load in loads) for name in sums}
-        row |= {
-            "server": server,
-            "share": loads[-1]["share"],
-            "pushes": sum(sum(load["pushes"]) for load in loads),
-            "max_lead": max(load["max_lead"] for load in loads),
-            "load": row["busy_seconds"] / train_seconds if train_seconds else None,
+    servers = _totals("server", (epoch.get("servers") for epoch in epochs), {
+        **dict.fromkeys(("received_bytes", "sent_bytes", "busy_seconds", "queue_seconds"), sum),
+        "share": lambda shares: shares[-1],
+        "pushes": lambda pushes: sum(map(sum, pushes)),
+        "max_lead": max,
+    })  # fmt: skip
+    seconds = sum(epoch["train_seconds"] for epoch in epochs) if servers else 0.0
+    for row in servers:
+        row["load"] = row["busy_seconds"] / seconds if seconds else None
+    waits = (
+        [{"wait_seconds": wait} for wait in epoch.get("worker_wait_seconds") or ()]
+        for epoch in epochs
+    )
+    loads = (
+        [load and asdict(StageLoad(**load)) for load in epoch.get("stage_loads") or ()]
+        for epoch in epochs
+    )
+    amounts = [name for name in columns.names(columns.TABLES["memory"]) if name.endswith("bytes")]
+    return {
+        "servers": servers,
+        "waits": _totals("worker", waits, {"wait_seconds": sum}),
+        "memory": _totals(
+            "worker",
+            (epoch.get("worker_memory") for epoch in epochs),
+            dict.fromkeys(amounts, lambda values: max(filter(None, values), default=None)),
+        ),
+        "stages": _totals("worker", loads, {
+            **dict.fromkeys(("busy_seconds", "idle_seconds", "exchange_seconds"), sum),
+            **dict.fromkeys(("peak_activation_bytes", "weight_versions", "stashed_bytes"), max),
+            "staleness": lambda values: sum(values) / len(values),
+        }),
+    }  # fmt: skip
+
+
+def _totals(
+    place: str,
+    by_epoch: Iterable[Sequence[Mapping[str, Any] | None] | None],
+    totals: Mapping[str, Callable[[list[Any]], Any]],
+) -> list[dict[str, Any]]:
+    """Return a row for each worker or server, with one value for those of all epochs.
+
+    Args:
+        place: The column for the number of the worker or server.
+        by_epoch: For each epoch a mapping for each worker or server, if the epoch records any.
+        totals: By column, the function that turns the values of all epochs into one.
+    """
+    return [
+        {place: number}
+        | {
+            name: total([values.get(name) for values in by_worker if values])
+            for name, total in totals.items()
         }
-        rows.append(row)
-    return rows
-
-
-def _wait_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
-    told = [waits for epoch in epochs if (waits := epoch.get("worker_wait_seconds"))]
-    by_worker = enumerate(zip_longest(*told, fillvalue=0.0))
-    return [{"worker": worker, "wait_seconds": sum(seconds)} for worker, seconds in by_worker]
-
-
-def _memory_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return one row for each worker of a run, with the largest values of all epochs."""
-    told = [memory for epoch in epochs if (memory := epoch.get("worker_memory"))]
-    names = [
-        name for name in columns.names(columns.TABLES["memory"]) if name not in ("run_id", "worker")
+        for number, by_worker in enumerate(zip_longest(*filter(None, by_epoch)))
     ]
-    rows = []
-    for worker, of_worker in enumerate(zip_longest(*told, fillvalue={})):
-        values = {name: [one[name] for one in of_worker if one.get(name)] for name in names}
-        largest = {name: max(found, default=None) for name, found in values.items()}
-        rows.append({"worker": worker, **largest})
-    return rows
-
-
-def _stage_rows(epochs: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return one row for each worker that holds stages: the sums of its seconds over all epochs,
-    its largest amounts, and the mean of its staleness.
-    """
-    told = [loads for epoch in epochs if (loads := epoch.get("stage_loads"))]
-    rows = []
-    for worker, of_worker in enumerate(zip_longest(*told)):
-        loads = [asdict(StageLoad(**load)) for load in of_worker if load]
-        sums = ("busy_seconds", "idle_seconds", "exchange_seconds")
-        row = {name: sum(load[name] for load in loads) for name in sums}
-        largest = ("peak_activation_bytes", "weight_versions", "stashed_bytes")
-        row |= {name: max(load[name] for load in loads) for name in largest}
-        staleness = sum(load["staleness"] for load in loads) / len(loads)
-        rows.append({"worker": worker, **row, "staleness": staleness})
-    return rows
 
 
 _BY_WORKER = {
@@ -335,16 +317,13 @@ def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
     rows = []
     for record in rounds:
         # Only some strategies record `exposed_exchange_seconds`.
-        told = {
-            "exposed_exchange_seconds": record["exchange_seconds"],
-            **record,
-        }
-        of_all = {
-            name: told[name]
+        fields = {"exposed_exchange_seconds": record["exchange_seconds"], **record}
+        shared = {
+            name: fields[name]
             for name in ("epoch", "round", "train_loss", "num_examples", "is_whole")
         }
-        values = zip(*(told[name] for name in _BY_WORKER.values()), strict=True)
-        rows += [of_all | dict(zip(_BY_WORKER, of_worker, strict=True)) for of_worker in values]
+        values = zip(*(fields[name] for name in _BY_WORKER.values()), strict=True)
+        rows += [shared | dict(zip(_BY_WORKER, row, strict=True)) for row in values]
     return rows
 
 
@@ -353,16 +332,15 @@ def _column(key: str) -> str:
     """Return the name of the column in the table of runs that a configuration key fills; empty if
     the key is no setting.
     """
-    is_setting = key in _SHORT_NAMES or not (
-        key in (*_NO_SETTINGS, *_COLUMNS) or key.startswith("launch.")
-    )
-    return _SHORT_NAMES.get(key, key) if is_setting else ""
+    is_setting = key not in _NO_SETTINGS and not key.startswith("launch.")
+    return _SHORT_NAMES.get(key, key if is_setting else "")
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a nested mapping, such as a configuration, by dotted keys, with lists as
     text.
     """
-    leaves = flatten(tree)
-    lists = {key: value for key, value in leaves.items() if isinstance(value, list | tuple)}
-    return {**leaves, **{key: ", ".join(map(setting_text, value)) for key, value in lists.items()}}
+    return {
+        key: ", ".join(map(setting_text, value)) if isinstance(value, list | tuple) else value
+        for key, value in flatten(tree).items()
+    }
