@@ -34,7 +34,9 @@ WORKERS = [1, 2, 4, 8, 16, 32, 64]
 @pytest.fixture(scope="module")
 def study() -> analysis.Study:
     """A measured study on one and two workers, with two networks."""
-    return bsweep.load(GROUPNORM).on_networks(NETWORKS, WORKERS, price_per_worker_hour=2.0)
+    return analysis.with_networks(
+        bsweep.load(GROUPNORM), NETWORKS, WORKERS, price_per_worker_hour=2.0
+    )
 
 
 @pytest.fixture(scope="module")

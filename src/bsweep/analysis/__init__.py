@@ -19,6 +19,7 @@ from bsweep.analysis.answering import (
     in_short,
     recommendations,
     what_is_missing,
+    with_networks,
 )
 from bsweep.analysis.beside_others import left_out
 from bsweep.analysis.common_target import common_target
@@ -135,4 +136,5 @@ __all__ = [
     "varying",
     "what_is_missing",
     "winner",
+    "with_networks",
 ]

@@ -11,7 +11,8 @@ batch size if only `optimizer.lr` was varied. All parts have the target of
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bsweep.analysis.advice import winner
@@ -19,8 +20,9 @@ from bsweep.analysis.columns import role
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.conclusions.predicting import predict
 from bsweep.analysis.conclusions.prediction_texts import Prediction
+from bsweep.analysis.conclusions.simulated import check_networks
 from bsweep.analysis.keys import cell_keys, keyed
-from bsweep.analysis.loaded import Study
+from bsweep.analysis.loaded import LargerClusters, Study, with_runs
 from bsweep.analysis.naming import applies, words
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction.comparable_runs import (
@@ -31,7 +33,6 @@ from bsweep.analysis.prediction.comparable_runs import (
 )
 from bsweep.analysis.prediction.missing_runs import evaluated_once
 from bsweep.analysis.statistics import beats_chance
-from bsweep.analysis.supported import part_of
 from bsweep.analysis.targets import to_target
 from bsweep.analysis.tuning import TUNED, best_by, rate_settings, tuned
 from bsweep.config.target import SETTINGS, Target
@@ -192,30 +193,55 @@ def _not_looked_at(study: Study) -> list[str]:
     ]
 
 
-def check_simulated(study: Study) -> None:
-    """Raise ValueError if a study asks for larger clusters, and none of its predictions can
-    simulate them.
+def with_networks(
+    study: Study,
+    network: str | Sequence[str],
+    workers: Sequence[int] | None = None,
+    price_per_worker_hour: float | None = None,
+    measured_network: str | None = None,
+    speeds: Sequence[float] = (),
+) -> Study:
+    """Return a study with larger clusters, whose cells its figures, tables and pages then simulate
+    and mark as simulated.
 
     Args:
         study: The study.
+        network: The links between workers, such as `25gbit,10us`; see `bsweep.predict`. Several are
+            compared; the first one has the map of cells and the recommendation.
+        workers: The numbers of workers. None takes all doublings up to 64.
+        price_per_worker_hour: The price of an hour of one worker, in any currency.
+        measured_network: The links on which the study was measured; see `bsweep.simulate`.
+        speeds: Relative speeds of uneven workers; see `bsweep.simulate`.
+
+    Returns:
+        The study with the same runs.
 
     Raises:
-        ValueError: The message says why, for the largest part of the study.
+        ValueError: If a word is unknown, or no step of the study can be simulated. The message says
+            why, for the largest part of the study.
     """
-    if study.larger is None:
-        return
-    # A simulation needs other modules of this package.
-    from bsweep.analysis.conclusions.simulated import check_networks
-
-    if not (networks := study.larger.networks):
+    if not (networks := (network,) if isinstance(network, str) else tuple(network)):
         raise ValueError("no network is given: name the links, as in 25gbit,10us.")
-    check_networks(study.larger)
-    found = answers(study)
-    if not any(one.prediction is not None and one.prediction.network for one in found):
-        if found and found[0].not_simulated:
-            raise ValueError(found[0].not_simulated)
-        why = " ".join(found[0].sentences) if found else "no run of the study has completed."
+    larger = LargerClusters(
+        networks,
+        None if workers is None else tuple(workers),
+        price_per_worker_hour,
+        measured_network,
+        tuple(speeds),
+    )
+    check_networks(larger)
+    study = replace(study, larger=larger)
+    parts_answers = answers(study)
+    if not any(one.prediction is not None and one.prediction.network for one in parts_answers):
+        if parts_answers and parts_answers[0].not_simulated:
+            raise ValueError(parts_answers[0].not_simulated)
+        why = (
+            " ".join(parts_answers[0].sentences)
+            if parts_answers
+            else "no run of the study has completed."
+        )
         raise ValueError(f"--network {networks[0]}: {why}")
+    return study
 
 
 def doubts(study: Study) -> list[str]:
@@ -270,7 +296,7 @@ def parts(study: Study) -> list[tuple[str, Study]]:
     The part with the most runs comes first. Runs with a policy that may change their batch size are
     left out, unless all runs have one.
     """
-    fixed = part_of(study, study.runs["run_id"].isin(of_one_batch(study.runs)["run_id"]))
+    fixed = with_runs(study, study.runs["run_id"].isin(of_one_batch(study.runs)["run_id"]))
     if fixed.runs.empty:
         return [("", study)]
     # `predict` itself takes the best of several base rates.
@@ -293,7 +319,7 @@ def parts(study: Study) -> list[tuple[str, Study]]:
     ]
     found.sort(key=lambda part: -len(part[1]))
     return [
-        (where, part_of(best, best.runs["run_id"].isin(best.runs.loc[index, "run_id"])))
+        (where, with_runs(best, best.runs["run_id"].isin(best.runs.loc[index, "run_id"])))
         for where, index in found
     ]
 

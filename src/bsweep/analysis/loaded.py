@@ -7,10 +7,10 @@ from __future__ import annotations
 import html
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -19,10 +19,7 @@ from bsweep.analysis.derived import of_rounds, with_derived, with_ends_of_epochs
 from bsweep.analysis.mixture import in_words, mixture
 from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.targets import with_own_targets
-from bsweep.core.words import counted, first_of
-
-if TYPE_CHECKING:
-    from bsweep.analysis.conclusions.prediction_texts import Prediction
+from bsweep.core.words import counted, first_of, joined
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,7 @@ class Study:
             checkpoint are the other run's.
 
     `skipped` maps each run that could not be read to the reason. `larger` are the clusters that
-    figures, tables and pages of the study simulate, see `on_networks`; None: none.
+    figures, tables and pages of the study simulate, see `with_networks`; None: none.
     """
 
     name: str
@@ -136,62 +133,6 @@ class Study:
     skipped: Mapping[str, str] = field(default_factory=dict)
     larger: LargerClusters | None = None
 
-    def on_networks(
-        self,
-        network: str | Sequence[str],
-        workers: Sequence[int] | None = None,
-        price_per_worker_hour: float | None = None,
-        measured_network: str | None = None,
-        speeds: Sequence[float] = (),
-    ) -> Study:
-        """Return this study with larger clusters, whose cells its figures, tables and pages then
-        simulate and mark as simulated.
-
-        Args:
-            network: The links between workers, such as `25gbit,10us`; see `bsweep.predict`. Several
-                are compared; the first one has the map of cells and the recommendation.
-            workers: The numbers of workers. None takes all doublings up to 64.
-            price_per_worker_hour: The price of an hour of one worker, in any currency.
-            measured_network: The links on which the study was measured; see `bsweep.simulate`.
-            speeds: Relative speeds of uneven workers; see `bsweep.simulate`.
-
-        Returns:
-            The study with the same runs.
-
-        Raises:
-            ValueError: If a word is unknown, or no step of the study can be simulated.
-        """
-        from bsweep.analysis.answering import check_simulated
-
-        networks = (network,) if isinstance(network, str) else tuple(network)
-        counts = None if workers is None else tuple(workers)
-        larger = LargerClusters(
-            networks, counts, price_per_worker_hour, measured_network, tuple(speeds)
-        )
-        found = replace(self, larger=larger)
-        check_simulated(found)
-        return found
-
-    def best(
-        self, target_accuracy: float | None = None, target_loss: float | None = None, **grid: Any
-    ) -> Prediction:
-        """Recommend a cell: the same as `bsweep.predict` of this study.
-
-        Args:
-            target_accuracy: The test accuracy to reach, a fraction.
-            target_loss: The test loss to reach, in place of an accuracy.
-            grid: The other arguments of `bsweep.predict`, such as `objective="cheapest"`.
-
-        Returns:
-            The recommended cell, the predictions of all cells, and warnings.
-
-        Raises:
-            ValueError: See `bsweep.predict`.
-        """
-        from bsweep.analysis.conclusions.predicting import predict
-
-        return predict(self, target_accuracy, target_loss, **grid)
-
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {text}" for name, text in self._in_short().items())
 
@@ -208,25 +149,34 @@ class Study:
         """
         runs, seconds = self.runs, self.runs["train_seconds"].dropna()
         statuses = Counter(runs["status"].str.replace("_", " ")).most_common()
-        batches, workers = _values(runs["local_batch"]), _values(runs["num_workers"])
-        lasted = (
-            f"{seconds.sum():,.0f} s in all, {seconds.min():,.0f} to {seconds.max():,.0f} s a run"
-        )
-        where = "; ".join(sorted(set(runs["hardware"]) - {""}))
-        lost = ""
-        if self.skipped:
-            lost = f"; {len(self.skipped)} left out, damaged: {first_of([*self.skipped])}"
+        status = ", ".join(f"{count} {name}" for name, count in statuses)
+        damaged = f"{len(self.skipped)} left out, damaged: {first_of([*self.skipped])}"
+        workers = counted(_values(runs["num_workers"]), "worker")
+        lasted = f"{seconds.sum():,.0f} s in all, {seconds.min():,.0f} to {seconds.max():,.0f} s"
         return {
             "study": self.name,
-            "runs": f"{len(runs)} "
-            f"({', '.join(f'{count} {status}' for status, count in statuses)}){lost}",
-            "grid": f"local batch {batches} on {counted(workers, 'worker')}; "
+            "runs": f"{len(runs)} ({status}){f'; {damaged}' if self.skipped else ''}",
+            "grid": f"local batch {_values(runs['local_batch'])} on {workers}; "
             f"{_values(runs['strategy'])}",
             "seeds": _values(runs["seed"]),
-            "training time": "; ".join(
-                filter(None, (lasted if len(seconds) else "none measured", where))
+            "training time": joined(
+                (f"{lasted} a run" if len(seconds) else "none measured", *_machines(runs)), "; "
             ),
         }
+
+
+def with_runs(study: Study, is_kept: pd.Series[bool]) -> Study:
+    """Return a study that keeps only the given runs, in all tables that a prediction reads.
+
+    Args:
+        study: The study.
+        is_kept: For each row of `study.runs`, True if the run is kept.
+    """
+    runs = study.runs[is_kept]
+    names = ("epochs", "evaluations", "noise_scales", "batches", "rounds", "provenance")
+    tables = {name: getattr(study, name) for name in names}
+    kept = {name: table[table["run_id"].isin(runs["run_id"])] for name, table in tables.items()}
+    return replace(study, runs=runs, **kept)
 
 
 def study_of(
@@ -250,8 +200,8 @@ def study_of(
         The study, its runs sorted by strategy, worker count, local batch, seed and id.
     """
     typed = {
-        name: columns.as_table(tables.get(name, pd.DataFrame()), of)
-        for name, of in columns.TABLES.items()
+        name: columns.as_table(tables.get(name, pd.DataFrame()), described)
+        for name, described in columns.TABLES.items()
     }
     runs = with_energy(with_derived(typed.pop("runs"), typed["rounds"]), typed["epochs"])
     typed["evaluations"] = with_ends_of_epochs(typed["evaluations"], typed["epochs"])
@@ -281,33 +231,33 @@ def ends_in_rounds(study: Study) -> bool:
     return bool(of_rounds(study.runs).any())
 
 
+def _machines(runs: pd.DataFrame) -> list[str]:
+    return sorted(set(runs["hardware"]) - {""})
+
+
 def _values(column: pd.Series[Any], most: int = 8) -> str:
     """Return a text that lists the different values of a column, or only the smallest and the
     largest if there are more than `most` values.
     """
-    found = [setting_text(value) for value in sorted(column.unique())]
-    return (
-        ", ".join(found)
-        if len(found) <= most
-        else f"{found[0]} to {found[-1]} ({len(found)} values)"
-    )
+    values = [setting_text(value) for value in sorted(column.unique())]
+    if len(values) <= most:
+        return ", ".join(values)
+    return f"{values[0]} to {values[-1]} ({len(values)} values)"
 
 
 def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
     """Yield warnings for readers of a study's numbers, such as unfinished runs or different
     hardware, each warning once.
     """
-    unfinished = list(runs.loc[runs["status"] == "unfinished", "run_id"])
-    if unfinished:
+    if unfinished := list(runs.loc[runs["status"] == "unfinished", "run_id"]):
         yield (
             f"{first_of(unfinished)}: unfinished (still training, killed with the launcher, or "
             "out of disk space). If no sweep is at work, start the same sweep again."
         )
-    hardware = sorted(set(runs["hardware"]) - {""})
-    if len(hardware) > 1:
+    if len(machines := _machines(runs)) > 1:
         yield (
             "Runs on different hardware have separate curves, and their times cannot be compared: "
-            f"{'; '.join(hardware)}."
+            f"{'; '.join(machines)}."
         )
     for difference, values in mixture(runs, provenance).items():
         if difference == "torch" or difference.startswith("precision"):
@@ -319,9 +269,7 @@ def _warnings(runs: pd.DataFrame, provenance: pd.DataFrame) -> Iterator[str]:
             f"The runs come from {commits} different commits of bsweep. The provenance table names "
             "them."
         )
-    told: dict[str, list[str]] = {}
-    for run_id, text in zip(runs["run_id"], runs["warnings"], strict=True):
-        for line in text.split("\n") if text else ():
-            told.setdefault(line, []).append(run_id)
-    for line, run_ids in told.items():
-        yield f"{first_of(run_ids)}: {line}"
+    lines = runs[["run_id", "warnings"]].assign(warnings=runs["warnings"].str.split("\n"))
+    lines = lines.explode("warnings").dropna()
+    for line, group in lines[lines["warnings"] != ""].groupby("warnings", sort=False):
+        yield f"{first_of([*group['run_id']])}: {line}"

@@ -113,7 +113,7 @@ def larger_clusters(study: Study) -> pd.DataFrame:
     for each network that a study simulates.
 
     The table has the columns of `Prediction.curves` and `where`, `target`: the part of the study
-    and its target. It is empty if the study has no larger clusters, see `Study.on_networks`.
+    and its target. It is empty if the study has no larger clusters, see `with_networks`.
 
     Args:
         study: The study.

@@ -1,5 +1,4 @@
-"""The choice of a target that at least half of a study's cells reach, and the reduction of a study
-to some of its runs.
+"""The choice of a target that at least half of a study's cells reach.
 
 The target is chosen for runs that name no target, or several, or one that none of them reaches. It
 is the highest test accuracy, in whole percents, that three quarters of the cells reach in all their
@@ -14,7 +13,6 @@ nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -30,23 +28,6 @@ from bsweep.core.words import counted
 
 _STEP = 0.01
 _SHARES = (0.75, 0.5)  # of the cells; the second if the first are not above chance
-
-
-def part_of(study: Study, kept: pd.Series[bool]) -> Study:
-    """Return a study that keeps only the given runs, in all tables that a prediction reads.
-
-    Args:
-        study: The study.
-        kept: For each row of `study.runs`, True if the run is kept.
-    """
-    runs = study.runs[kept]
-    names = ("epochs", "evaluations", "noise_scales", "batches", "rounds", "provenance")
-    tables = {name: getattr(study, name) for name in names}
-    return replace(
-        study,
-        runs=runs,
-        **{name: table[table["run_id"].isin(runs["run_id"])] for name, table in tables.items()},
-    )
 
 
 def supported_target(study: Study) -> tuple[Target, str] | None:

@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.keys import RATES, cell_keys, keyed
-from bsweep.analysis.loaded import Study
+from bsweep.analysis.loaded import Study, with_runs
 from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import over_seeds, seed_points
-from bsweep.analysis.supported import part_of
 from bsweep.config.target import score_said
 
 TUNED = "best of each cell"  # stands for the rule where each cell is taken at its best rate
@@ -132,7 +131,7 @@ def tuned(study: Study) -> Study:
     best = table.index[table["is_best"] | ~has_best]
     own = pd.MultiIndex.from_frame(keyed(study.runs)[list(table.index.names)])
     is_too_large = study.runs["status"] == "out_of_memory"
-    part = part_of(study, pd.Series(own.isin(best), study.runs.index) | is_too_large)
+    part = with_runs(study, pd.Series(own.isin(best), study.runs.index) | is_too_large)
     same = {
         name: value
         for name, value in (("lr_rule", TUNED), ("optimizer.reference_batch", np.nan))

@@ -109,7 +109,7 @@ def write(
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
         with computing_once():
             if network:
-                study = study.on_networks(*larger)
+                study = analysis.with_networks(study, *larger)
             for line in analysis.answer_lines(study):
                 tell(line)
             flags = " --mix" * mix + " --beside" * beside
