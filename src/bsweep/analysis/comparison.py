@@ -27,7 +27,7 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.loading import load
 from bsweep.analysis.naming import applies, evaluated_part, words
 from bsweep.analysis.numbers import different_texts, plain
-from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, seed_points
+from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, summarise
 from bsweep.analysis.targets import to_target
 from bsweep.core.words import counted, first_of, joined
 
@@ -375,7 +375,7 @@ def _cells(studies: Sequence[Study], across_hardware: bool) -> tuple[pd.DataFram
     for _, side in known.groupby("place"):
         by_cell = side.groupby(keys)
         machines = by_cell["machine"].agg(lambda names: "; ".join(sorted({*names})))
-        points = seed_points(side, keys, [*MEASURES])
+        points = summarise(side, keys, MEASURES).filter(like="_points")
         sides.append(points.join([machines, by_cell["reached"].mean()]))
     cells = sides[0].add_suffix("_reference").join(sides[1])
     is_common = cells.index.isin(sides[1].index)

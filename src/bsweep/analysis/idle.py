@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from bsweep.analysis.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
-from bsweep.analysis.statistics import over_seeds, seed_points
+from bsweep.analysis.statistics import summarise
 
 # In the order of a table: the baseline, published methods A, B and C, then the other allocations.
 POLICIES = (
@@ -103,14 +103,13 @@ def idle_table(study: Study) -> pd.DataFrame:
         "examples_per_second",
         "tokens_per_second",
     ]
-    whole = over_seeds(runs, keys, ["rounds", *idle, *others])
+    whole = summarise(runs, keys, ["rounds", *idle, *others])
     grouped = runs.groupby(keys)
     table = whole[["n", "rounds", *idle, *(f"{name}_ci95" for name in idle)]]
     changes = {key: _change(cell, runs) for key, cell in grouped}
     change = pd.DataFrame.from_dict(changes, orient="index").to_numpy(float).reshape(-1, 2)
     table = table.assign(change=change[:, 0], change_ci95=change[:, 1])
-    totals = seed_points(runs, keys, ["idle_seconds"])
-    return _in_order(table.join(whole[others]).join(totals), grouped["policy"].first())
+    return _in_order(table.join(whole[[*others, "idle_seconds_points"]]), grouped["policy"].first())
 
 
 def node_columns(table: pd.DataFrame) -> list[str]:
@@ -159,7 +158,7 @@ def loss_by_time(study: Study) -> pd.DataFrame:
             for time, loss in zip(times, _loss_at(curve, times), strict=True)
         ]
     table = pd.DataFrame(points, columns=[*keys, "seed", "elapsed_seconds", "train_loss"])
-    return over_seeds(table, [*keys, "elapsed_seconds"], ["train_loss"])
+    return summarise(table, [*keys, "elapsed_seconds"], ["train_loss"])
 
 
 @once
@@ -205,10 +204,10 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
             rows.append(row)
     means = ["elapsed_seconds", "num_examples", "train_loss"]
     table = pd.DataFrame(rows, columns=[*keys, "seed", "policy", *means])
-    whole = over_seeds(table, keys, means)
-    points = seed_points(table, keys, ["train_loss"])
+    losses = summarise(table, keys, means)
     return _in_order(
-        whole[["n", *means, "train_loss_ci95"]].join(points), table.groupby(keys)["policy"].first()
+        losses[["n", *means, "train_loss_ci95", "train_loss_points"]],
+        table.groupby(keys)["policy"].first(),
     )
 
 
@@ -281,7 +280,7 @@ def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
     ratio = _over(paired["ours"].mean(), base)
     # The residuals of the ratio of means.
     rest = (paired["ours"] - ratio * paired["theirs"]).rename("rest").to_frame()
-    half_width = over_seeds(rest.reset_index().assign(cell=""), ["cell"], ["rest"])[
+    half_width = summarise(rest.reset_index().assign(cell=""), ["cell"], ["rest"])[
         "rest_ci95"
     ].iloc[0]
     return ratio - 1, _over(half_width, base)

@@ -11,7 +11,7 @@ from bsweep.analysis.common_target import common_target
 from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
-from bsweep.analysis.statistics import over_seeds
+from bsweep.analysis.statistics import summarise
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 
@@ -64,7 +64,7 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
     curves = shown.rename(columns={"train_seconds": "elapsed_seconds"}).merge(
         known.loc[known["status"] == "completed", ["run_id", "seed", *keys]], on="run_id"
     )
-    return over_seeds(curves, [*keys, "epoch"], ["elapsed_seconds", "test_accuracy"])
+    return summarise(curves, [*keys, "epoch"], ["elapsed_seconds", "test_accuracy"])
 
 
 @once

@@ -17,7 +17,7 @@ from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import applies, words
 from bsweep.analysis.once import once
-from bsweep.analysis.statistics import over_seeds, seed_points
+from bsweep.analysis.statistics import summarise
 from bsweep.core.words import joined
 
 REPLICAS = "strategy.replicas"
@@ -52,7 +52,7 @@ def worker_memory(study: Study) -> pd.DataFrame:
     """Return the memory of each worker by part, as means over the seeds of a cell's completed runs.
 
     Columns: `n`, the number of seeds; `PARTS` and `peak_bytes`, the largest of all epochs, with
-        intervals as in `over_seeds`, NaN where they are not known; `global_batch`.
+        intervals as in `summarise`, NaN where they are not known; `global_batch`.
 
     Args:
         study: The study.
@@ -67,7 +67,7 @@ def worker_memory(study: Study) -> pd.DataFrame:
     rows = bytes_of.astype(dict.fromkeys(amounts, float)).merge(_completed(study), on="run_id")
     if rows.empty:
         return pd.DataFrame()
-    return over_seeds(rows, keys, amounts).join(rows.groupby(keys)["global_batch"].first())
+    return summarise(rows, keys, amounts).join(rows.groupby(keys)["global_batch"].first())
 
 
 @once
@@ -75,7 +75,7 @@ def ways(study: Study) -> pd.DataFrame:
     """Return the training time of each cell, with its way of splitting the model.
 
     Columns: `n`, the number of seeds; `train_seconds` with its interval and points, see
-        `over_seeds` and `seed_points`; `strategy` in words; `replicas` and `grid`, such as `2x4`
+        `summarise`; `strategy` in words; `replicas` and `grid`, such as `2x4`
         for two replicas of four workers; 0 and empty for strategies that split no model; `panel`,
         the names of those other settings that vary; `is_fastest`, True for the fastest cell of its
         strategy, grid and batch.
@@ -90,8 +90,7 @@ def ways(study: Study) -> pd.DataFrame:
     runs = runs[runs["train_seconds"].notna()]
     if runs.empty:
         return pd.DataFrame()
-    metrics = ["train_seconds"]
-    table = over_seeds(runs, keys, metrics).join(seed_points(runs, keys, metrics))
+    table = summarise(runs, keys, ["train_seconds"])
     first = runs.groupby(keys)[["strategy", "asked_replicas", "global_batch"]].first()
     table["strategy"] = [words("variant", name) for name in first["strategy"]]
     table["replicas"] = first["asked_replicas"].fillna(0).astype(int)

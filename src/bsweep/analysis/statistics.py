@@ -5,7 +5,7 @@ may be chance.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,40 +18,38 @@ ALPHA = 0.05  # of intervals and of tests whose p-values are corrected for their
 CHANCE_ALPHA = 0.001  # small, because a study tests each of its cells
 
 
-def over_seeds(
-    runs: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str] | pd.Index
-) -> pd.DataFrame:
-    """Return means and intervals of metrics over the seeds of each group of runs; runs of equal
-    seed are averaged first.
+def summarise(runs: pd.DataFrame, by: Sequence[str], metrics: Iterable[Any]) -> pd.DataFrame:
+    """Return the means, intervals and values of metrics over the seeds of each group of runs; runs
+    of equal seed are averaged first.
 
     A run repeated with its seed shows how much a time varies, but nothing about other seeds.
 
-    Columns: `n`, the number of distinct seeds; the metrics; and, as `<metric>_ci95`, half the width
-        of their 95 % t-interval, NaN below three seeds with a value.
+    Columns: `n`, the number of distinct seeds; the metrics; as `<metric>_ci95`, half the width of
+        their 95 % t-interval, NaN below three seeds with a value; and as `<metric>_points`, tuples
+        with one value for each seed that has one.
 
     Args:
-        runs: A table with the keys, the metrics and the column `seed`.
-        keys: The columns that tell groups apart.
+        runs: A table with the columns `by`, the metrics and the column `seed`.
+        by: The columns that tell groups apart.
         metrics: The columns to average.
     """
-    seeds = runs.groupby([*keys, "seed"])[list(metrics)].mean().groupby(level=list(keys))
-    count = seeds.count()
-    half_width = (seeds.sem() * stdtrit(count - 1, 0.975)).where(count >= MIN_SEEDS_FOR_INTERVAL)
-    return pd.DataFrame({"n": seeds.size()}).join(seeds.mean()).join(half_width.add_suffix("_ci95"))
-
-
-def seed_points(runs: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
-    """Return the metrics of each group of runs as tuples with one value for each seed that has one,
-    in columns `<metric>_points`.
-
-    `over_seeds` averages these values.
-    """
-    seeds = runs.groupby([*keys, "seed"])[list(metrics)].mean().groupby(level=list(keys))
-    return seeds.agg(_without_missing).add_suffix("_points")
-
-
-def _without_missing(values: pd.Series[float]) -> tuple[float, ...]:
-    return tuple(values.dropna())
+    by_seed = runs.groupby([*by, "seed"])[list(metrics)].mean()
+    groups = by_seed.groupby(level=list(by))
+    count, size = groups.count(), groups.size()
+    half_width = (groups.sem() * stdtrit(count - 1, 0.975)).where(count >= MIN_SEEDS_FOR_INTERVAL)
+    points = {
+        f"{metric}_points": [
+            tuple(group[~np.isnan(group)].tolist()) for group in split[: len(size)]
+        ]
+        for metric, values in by_seed.items()
+        for split in [np.split(values.to_numpy(float), size.cumsum()[:-1])]
+    }
+    return (
+        pd.DataFrame({"n": size})
+        .join(groups.mean())
+        .join(half_width.add_suffix("_ci95"))
+        .join(pd.DataFrame(points, size.index, dtype=object))
+    )
 
 
 def beats_chance(accuracy: ArrayLike, chance: ArrayLike, num_answers: ArrayLike) -> pd.Series[bool]:
@@ -69,48 +67,6 @@ def beats_chance(accuracy: ArrayLike, chance: ArrayLike, num_answers: ArrayLike)
     probability = np.where(correct > 0, betainc(correct, answers - correct + 1, guess), 1.0)
     is_known = np.isfinite(shares) & np.isfinite(guess) & np.isfinite(answers)
     return pd.Series(probability < CHANCE_ALPHA, dtype="boolean").where(pd.Series(is_known))
-
-
-def differ_by_chance(one: ArrayLike, other: ArrayLike) -> float:
-    """Return the p-value of Welch's t-test between two samples of two or more values each.
-
-    It is the probability that samples from populations of equal means have means at least as far
-    apart. It is NaN where all values are equal.
-    """
-    difference = abs(float(np.asarray(one, float).mean() - np.asarray(other, float).mean()))
-    variance, freedom = _welch(one, other)
-    if not variance:
-        return 0.0 if difference else math.nan
-    return 2 * float(stdtr(freedom, -difference / math.sqrt(variance)))
-
-
-def _half_width(one: ArrayLike, other: ArrayLike, alpha: float) -> float:
-    """Return half the width of Welch's t-interval for the difference between the means of two
-    samples of two or more values each.
-
-    Args:
-        one: The first sample.
-        other: The second sample.
-        alpha: The probability that the interval misses the difference.
-    """
-    variance, freedom = _welch(one, other)
-    return float(stdtrit(min(freedom, 1e6), 1 - alpha / 2)) * math.sqrt(variance)
-
-
-def _welch(one: ArrayLike, other: ArrayLike) -> tuple[float, float]:
-    """Return the variance of the difference between the means of two samples, and its degrees of
-    freedom, infinite if the variance is 0.
-    """
-    samples = [np.asarray(values, float) for values in (one, other)]
-    parts = [float(sample.var(ddof=1)) / len(sample) for sample in samples]
-    total = float(sum(parts))
-    freedom = (
-        total**2
-        / sum(part**2 / (len(sample) - 1) for part, sample in zip(parts, samples, strict=True))
-        if total
-        else math.inf
-    )
-    return total, freedom
 
 
 def holm(p_values: pd.Series[float]) -> pd.Series[float]:
@@ -137,30 +93,44 @@ def compare_means(ones: pd.Series[Any], others: pd.Series[Any], null: float) -> 
         others: The second sample of each pair, with the same index.
         null: The difference of the hypothesis.
     """
-    pairs = [
-        (np.asarray(one, float), np.asarray(other, float))
-        for one, other in zip(ones, others, strict=True)
-    ]
-    is_tested = [min(map(len, pair)) >= MIN_SEEDS_FOR_INTERVAL for pair in pairs]
-    # Without a value, all are equal.
-    p_values = [
-        np.nan_to_num(differ_by_chance(one + null, other), nan=1.0) if enough else np.nan
-        for enough, (one, other) in zip(is_tested, pairs, strict=True)
-    ]
-    p = pd.Series(p_values, dtype=float)
-    corrected = holm(p)
-    rejected = int((corrected <= ALPHA).sum())
-    levels = ALPHA / (sum(is_tested) - (p.rank(method="first") - 1).clip(upper=rejected))
-    found = pd.DataFrame({
-        "difference": [
-            float(other.mean() - one.mean()) if len(one) and len(other) else np.nan
-            for one, other in pairs
-        ],
-        "half": [
-            _half_width(*pair, level) if level == level else np.nan
-            for pair, level in zip(pairs, levels, strict=True)
-        ],
-    })  # fmt: skip
-    ends = {"low": found["difference"] - found["half"], "high": found["difference"] + found["half"]}
-    table = found[["difference"]].assign(**ends, p_holm=corrected)
-    return table.set_axis(ones.index)
+    tests = [_welch(one, other, null) for one, other in zip(ones, others, strict=True)]
+    table = pd.DataFrame(tests, ones.index, ["difference", "error", "freedom", "p"], dtype=float)
+    fewest = np.minimum(ones.map(len), others.map(len))
+    table.loc[fewest < MIN_SEEDS_FOR_INTERVAL, ["error", "freedom", "p"]] = np.nan
+    p_holm = holm(table["p"])
+    rejected = int((p_holm <= ALPHA).sum())
+    rank = (table["p"].rank(method="first") - 1).clip(upper=rejected)
+    level = ALPHA / (table["p"].count() - rank)
+    half_width = stdtrit(table["freedom"], 1 - level / 2) * table["error"]
+    return table[["difference"]].assign(
+        low=table["difference"] - half_width, high=table["difference"] + half_width, p_holm=p_holm
+    )
+
+
+def differ_by_chance(one: ArrayLike, other: ArrayLike) -> float:
+    """Return the p-value of Welch's t-test between two samples of two or more values each.
+
+    It is the probability that samples from populations of equal means have means at least as far
+    apart. It is 1 where all values are equal.
+    """
+    return _welch(one, other, 0.0)[3]
+
+
+def _welch(ones: ArrayLike, others: ArrayLike, null: float) -> tuple[float, float, float, float]:
+    """Return the difference between the means of two samples, other less one, with its standard
+    error, its degrees of freedom, and the p-value of the hypothesis that it is `null`. The last
+    three are NaN if a sample has fewer than two values, and the difference if one has none.
+    """
+    one, other = np.asarray(ones, float), np.asarray(others, float)
+    sizes = np.array([len(one), len(other)])
+    difference = float(other.mean() - one.mean()) if sizes.all() else math.nan
+    if sizes.min() < 2:
+        return difference, math.nan, math.nan, math.nan
+    away = abs(float((one + null).mean() - other.mean()))
+    variances = np.array([one.var(ddof=1), other.var(ddof=1)]) / sizes
+    variance = float(variances.sum())
+    if not variance:  # all values of a sample are equal
+        return difference, 0.0, 1.0, float(not away)
+    freedom = variance**2 / float((variances**2 / (sizes - 1)).sum())
+    error = math.sqrt(variance)
+    return difference, error, freedom, 2 * float(stdtr(freedom, -away / error))

@@ -22,7 +22,7 @@ from bsweep.analysis.keys import cell_keys, entangled, keyed, levels
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.once import once
-from bsweep.analysis.statistics import beats_chance, over_seeds, seed_points
+from bsweep.analysis.statistics import beats_chance, summarise
 from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 from bsweep.core.words import counted
@@ -53,8 +53,7 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
         `num_runs`: The number of runs, completed or not.
         `n`: The number of seeds of which a run completed.
         `other_statuses`: The statuses of the runs that did not complete.
-        For each of `METRICS`: The mean, `<metric>_ci95` and `<metric>_points`; see `over_seeds` and
-            `seed_points`.
+        For each of `METRICS`: The mean, `<metric>_ci95` and `<metric>_points`; see `summarise`.
         `has_learned`: True if the mean test accuracy `beats_chance`; NA where the accuracy, the
             chance level or the number of test examples is not known.
 
@@ -76,9 +75,7 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
         grouped.size(),
         grouped["status"].agg(_other_statuses),
     )
-    table = table.join(over_seeds(completed, keys, METRICS)).join(
-        seed_points(completed, keys, METRICS)
-    )
+    table = table.join(summarise(completed, keys, METRICS))
     table["n"] = table["n"].fillna(0).astype("int64")
     answers = grouped[["chance", "num_test"]].first()
     table["has_learned"] = beats_chance(
@@ -96,8 +93,8 @@ def measured_once(study: Study) -> pd.DataFrame:
 
     Returns:
         The columns `final_test_accuracy`, `final_test_accuracy_ci95` and
-        `final_test_accuracy_points`, indexed by `cell_keys`; see `over_seeds` and `seed_points`. No
-        rows if no run was evaluated so.
+        `final_test_accuracy_points`, indexed by `cell_keys`; see `summarise`. No rows if no run was
+        evaluated so.
     """
     if "final_test_accuracy" not in study.runs:
         return pd.DataFrame(columns=["final_test_accuracy"])
@@ -113,7 +110,7 @@ def best_medians(study: Study) -> pd.DataFrame:
 
     Returns:
         The columns `best_median`, `best_median_ci95` and `best_median_points`, indexed by
-        `cell_keys`; see `over_seeds` and `seed_points`.
+        `cell_keys`; see `summarise`.
     """
     best = to_target(study, Target("test_accuracy", 1.0))["best"]
     return _of_completed(study, "best_median", study.runs["run_id"].map(best))
@@ -123,8 +120,7 @@ def _of_completed(study: Study, name: str, values: pd.Series[Any]) -> pd.DataFra
     """Return, for each cell, the mean over seeds of one value of the cell's completed runs."""
     keys, known = cell_keys(study.runs), keyed(study.runs).assign(**{name: values.astype(float)})
     completed = known[known["status"] == "completed"]
-    means = over_seeds(completed, keys, [name]).drop(columns="n")
-    return means.join(seed_points(completed, keys, [name]))
+    return summarise(completed, keys, [name]).drop(columns="n")
 
 
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
@@ -300,7 +296,7 @@ def step_times(study: Study) -> pd.DataFrame:
 
     Columns:
         `n`: The number of seeds.
-        `total_seconds`: The time of a step, with `total_seconds_ci95`; see `over_seeds`.
+        `total_seconds`: The time of a step, with `total_seconds_ci95`; see `summarise`.
         `compute_seconds`: The rest after the other parts.
         `codec_seconds`: NaN without a codec, and where the codec computes beside the steps.
         `exposed_exchange_seconds`: The exchange that computing did not hide. Where the codec
@@ -494,7 +490,7 @@ def epoch_curves(study: Study) -> pd.DataFrame:
         [*keys, "epoch"],
     )
     return pd.DataFrame({"completed": epochs.groupby(by)["completed"].first()}).join(
-        over_seeds(epochs, by, CURVES)
+        summarise(epochs, by, CURVES)
     )
 
 
@@ -556,14 +552,14 @@ def cell_means(
     """Return for each cell the means of the columns of `by_run` over the seeds of the cell's
     completed runs; `by_run` has one row for each run.
 
-    The columns `with_intervals` also have their intervals, as in `over_seeds`.
+    The columns `with_intervals` also have their intervals, as in `summarise`.
     """
     known, keys = keyed(study.runs), cell_keys(study.runs)
     joined = known.loc[known["status"] == "completed", ["run_id", "seed", *keys]].merge(
         by_run, on="run_id"
     )
     intervals = [f"{name}_ci95" for name in with_intervals]
-    return over_seeds(joined, keys, by_run.columns)[["n", *by_run, *intervals]]
+    return summarise(joined, keys, by_run.columns)[["n", *by_run, *intervals]]
 
 
 def _either(texts: pd.Series[str]) -> str:

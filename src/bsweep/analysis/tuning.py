@@ -13,7 +13,7 @@ from bsweep.analysis.keys import RATES, cell_keys, keyed
 from bsweep.analysis.loaded import Study, with_runs
 from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.once import once
-from bsweep.analysis.statistics import over_seeds, seed_points
+from bsweep.analysis.statistics import summarise
 from bsweep.config.target import score_said
 
 TUNED = "best of each cell"  # stands for the rule where each cell is taken at its best rate
@@ -69,9 +69,7 @@ def rates(study: Study) -> pd.DataFrame:
     is_missed = known.assign(is_missed=known["score"].isna()).groupby([*keys, "seed"])["is_missed"]
     table["missed"] = is_missed.any().groupby(level=keys).sum()
     reached = known[known["score"].notna()]
-    table = table.join(over_seeds(reached, keys, ["score"])).join(
-        seed_points(reached, keys, ["score"])
-    )
+    table = table.join(summarise(reached, keys, ["score"]))
     table["n"] = table["n"].fillna(0).astype(int)
     return _with_best(table.assign(metric=metric))
 

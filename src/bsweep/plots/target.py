@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.statistics import over_seeds, seed_points
+from bsweep.analysis.statistics import summarise
 from bsweep.plots import drawing
 from bsweep.plots.along import along, beside, draw_panel
 from bsweep.plots.curves import Curve, common, curves, in_panels, panel_handles
@@ -31,12 +31,10 @@ def times_to_target(study: Study) -> pd.DataFrame:
         return table[:0]
     keys = [name for name in analysis.levels(table) if name != "seed"]
     runs = table.reset_index()
-    cells = over_seeds(runs[runs["reached"]], keys, ["seconds"]).join(
-        seed_points(runs, keys, ["seconds"]), how="right"
-    )
-    missed = (~table["reached"]).groupby(level=keys).sum()
-    return cells.assign(
-        n=cells["n"].fillna(0).astype(int), missed=missed, target=table["target"].iloc[0]
+    reached = table["reached"].groupby(level=keys)
+    num_reached = reached.sum()
+    return summarise(runs, keys, ["seconds"]).assign(
+        n=num_reached, missed=reached.size() - num_reached, target=table["target"].iloc[0]
     )
 
 
