@@ -14,7 +14,7 @@ from bsweep.analysis.idle import equal_time_losses
 from bsweep.analysis.keys import varying
 from bsweep.analysis.learning import ACCURACY_MARGIN, fastest_accurate
 from bsweep.analysis.loaded import Study, ends_in_rounds
-from bsweep.analysis.naming import applies, evaluated_part, length_of, words
+from bsweep.analysis.naming import evaluated_part, length_of, settings_in_words
 from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.published import comparable, differences
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
@@ -143,7 +143,7 @@ def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield "", cells
         return
     for key, group in cells.groupby([cells.index.get_level_values(name) for name in context]):
-        yield ", ".join(map(words, context, key)), group
+        yield settings_in_words(context, key), group
 
 
 def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
@@ -351,12 +351,12 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
         lists, workers = values["local_batches"], values["num_workers"]
         batches = f"batches {lists}" if lists else f"batch {values['local_batch']}"
         first = f"local {batches} on {counted(workers, 'worker')}"
-        rest = [words(name, values[name]) for name in others if applies(name, values[name])]
+        rest = settings_in_words(others, [values[name] for name in others])
         in_all = f"global batch {values['global_batch']}"
         if rest and settings == others:  # there is no choice of batches and workers
-            named.append((", ".join(rest), f"{first}, {in_all}"))
+            named.append((rest, f"{first}, {in_all}"))
         else:
-            named.append((", ".join([first, *rest]), in_all))
+            named.append((joined([first, rest], ", "), in_all))
     return cells.assign(
         words=[f"{brief} ({more})" for brief, more in named], brief=[brief for brief, _ in named]
     )

@@ -23,7 +23,7 @@ from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.conclusions.simulated import check_networks
 from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.loaded import LargerClusters, Study, with_runs
-from bsweep.analysis.naming import applies, words
+from bsweep.analysis.naming import settings_in_words, words
 from bsweep.analysis.once import once
 from bsweep.analysis.prediction.comparable_runs import (
     distinguishing,
@@ -308,11 +308,7 @@ def parts(study: Study) -> list[tuple[str, Study]]:
     groups = known.groupby(differing, sort=False)
     found = [
         (
-            ", ".join(
-                words(name, value)
-                for name, value in zip(differing, key, strict=True)
-                if applies(name, value)
-            ),
+            settings_in_words(differing, key),
             group.index,
         )
         for key, group in groups

@@ -25,7 +25,7 @@ from bsweep.analysis.common_target import common_target
 from bsweep.analysis.keys import cell_keys, in_common, keyed, settings
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.loading import load
-from bsweep.analysis.naming import applies, evaluated_part, words
+from bsweep.analysis.naming import evaluated_part, settings_in_words
 from bsweep.analysis.numbers import different_texts, plain
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, summarise
 from bsweep.analysis.targets import to_target
@@ -380,7 +380,7 @@ def _cells(studies: Sequence[Study], across_hardware: bool) -> tuple[pd.DataFram
     cells = sides[0].add_suffix("_reference").join(sides[1])
     is_common = cells.index.isin(sides[1].index)
     cells = cells.reset_index()
-    named = [_in_words(dict(zip(keys[:-1], row, strict=False))) for row in cells[keys].to_numpy()]
+    named = [settings_in_words(keys[:-1], row) for row in cells[keys[:-1]].to_numpy()]
     cells.insert(len(keys), "cell", pd.Series(named, cells.index, dtype=object))
     missing, cells = cells.loc[~is_common, ["cell"]], cells[is_common].copy()
     both = zip(cells.pop("machine_reference"), cells.pop("machine"), strict=True)
@@ -437,10 +437,6 @@ def _have_same_examples(completed: Sequence[pd.DataFrame]) -> bool:
     data = [{*runs["data"].dropna()} for runs in completed]
     is_other = max(map(len, data)) == 1 and data[0] != data[1]
     return not is_other and len({*map(evaluated_part, completed)}) == 1
-
-
-def _in_words(cell: Mapping[str, Any]) -> str:
-    return ", ".join(words(name, value) for name, value in cell.items() if applies(name, value))
 
 
 def _differences(studies: Mapping[str, Study]) -> pd.DataFrame:

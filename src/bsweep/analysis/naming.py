@@ -1,10 +1,16 @@
 """Words for settings and their values, which titles, legends and sentences show in place of the
 names in the configuration.
+
+`labels.csv` has the words for names that are not clear once blanks replace their underscores: those
+of values, of strategies, and of details of a strategy such as its codec.
 """
 
 from __future__ import annotations
 
+import csv
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,98 +20,16 @@ from bsweep.analysis.loaded import Study, ends_in_rounds
 from bsweep.analysis.numbers import setting_text
 from bsweep.core.words import counted
 
-_NAMES = {
-    "per_worker": "per worker",
-    "cifar10": "CIFAR-10",
-    "resnet18": "ResNet-18",
-    "vgg16": "VGG-16",
-    "tiny_cnn": "tiny CNN",
-    "llama_tiny": "tiny LLaMA",
-    "llama_150m": "LLaMA 150M",
-    "sgd": "SGD",
-    "adamw": "AdamW",
-    "lars": "LARS",
-    "lamb": "LAMB",
+with Path(__file__).with_name("labels.csv").open(encoding="utf-8", newline="") as _file:
+    _LABELS = [*csv.DictReader(_file)]
+_VALUES = {row["name"]: row["label"] for row in _LABELS if row["kind"] == "value"}
+# The parts of a variant's name in words. A detail of a strategy is preceded by a comma.
+_PARTS = {
+    row["name"]: f", {row['label']}" if row["kind"] == "detail" else row["label"]
+    for row in _LABELS
+    if row["kind"] != "value"
 }
-# The parts of a variant's name in words. A part that follows a strategy's name begins with a comma.
-_OF_VARIANTS = {
-    "single": "one worker alone",
-    "horovod": "Horovod",
-    "ddp": "DDP",
-    "allreduce": "all-reduce",
-    "allreduce native": "native all-reduce",
-    "allreduce ring": "ring all-reduce",
-    "allreduce tree": "tree all-reduce",
-    "parameter_server": "parameter server",
-    "sharded": "sharded",
-    "tensor": "tensor",
-    "pipeline": "pipeline",
-    "local_sgd": "local SGD",
-    "diloco": "DiLoCo",
-    "pipedream": "PipeDream",
-    "deepspeed": "DeepSpeed",
-    "native": ", native",
-    "ring": ", ring",
-    "tree": ", tree",
-    "replicas": ", replicas",
-    "forward": ", ZeRO-3",
-    "step": ", ZeRO-2",
-    "blocks": ", gathered by blocks",
-    "model": ", gathered at once",
-    "gpipe": ", GPipe",
-    "1f1b": ", 1F1B",
-    "interleaved_1f1b": ", interleaved 1F1B",
-    "interleaved_zero_bubble": ", interleaved zero bubble",
-    "zbv": ", ZBV",
-    "dualpipev": ", DualPipeV",
-    "microbatches": ", micro-batches",
-    "cuts": ", cuts",
-    "vertical_sync": ", vertical sync",
-    "stage": ", ZeRO stage",
-    "adasum": ", Adasum",
-    "layer": ", by layer",
-    "layer_round_robin": ", by layer in turn",
-    "memory": ", by memory",
-    "hashed_chunks": ", hashed chunks",
-    "synchronous": ", synchronous",
-    "asynchronous": ", asynchronous",
-    "stale_synchronous": ", stale-synchronous",
-    "staleness": ", staleness",
-    "sync_every": ", synchronised every",
-    "colocated": ", with the workers",
-    "fednova": ", FedNova",
-    "fp32": ", fp32",
-    "fp16": ", fp16",
-    "bf16": ", bf16",
-    "topk": ", top-k",
-    "dgc": ", DGC",
-    "qsgd": ", QSGD",
-    "powersgd": ", PowerSGD",
-    "powersgd_rank": ", PowerSGD of rank",
-    "uniform": ", uniform",
-    "batch_by_flops": ", batch by FLOP/s",
-    "batch_by_memory": ", batch by memory",
-    "steps_by_flops": ", steps by FLOP/s",
-    "steps_by_speed": ", steps by speed",
-    "hybrid": ", hybrid",
-    "network_aware": ", network-aware",
-    "fixed": ", fixed batch",
-    "schedule": ", batch by schedule",
-    "factor": ", factor",
-    "every_epochs": ", epochs between changes",
-    "seesaw": ", Seesaw's rate",
-    "raise_instead_of_decay": ", batch raised instead of decay",
-    "noise_scale": ", batch by noise scale",
-    "norm_test": ", batch by norm test",
-    "cabs": ", batch by CABS",
-    "goodput": ", batch by goodput",
-    "hysteresis": ", hysteresis",
-    "theta": ", theta",
-    "min_global_batch": ", global batch at least",
-    "max_global_batch": ", global batch at most",
-    "max_local_batch": ", local batch at most",
-}
-_KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_OF_VARIANTS, key=len, reverse=True))})(?!\S)")
+_KNOWN = re.compile(rf"(?<!\S)(?:{'|'.join(sorted(_PARTS, key=len, reverse=True))})(?!\S)")
 
 
 def words(name: str, value: object) -> str:
@@ -122,7 +46,7 @@ def words(name: str, value: object) -> str:
     text = setting_text(value)
     if name == "variant":
         return _variant(text)
-    return columns.legend(name, _NAMES.get(text, columns.spoken(name, text)))
+    return columns.legend(name, _VALUES.get(text, columns.spoken(name, text)))
 
 
 def evaluated_part(runs: pd.DataFrame) -> str:
@@ -167,6 +91,17 @@ def applies(name: str, value: object) -> bool:
     return "." not in name or value != "none"
 
 
+def settings_in_words(names: Iterable[str], values: Iterable[object]) -> str:
+    """Return the settings that tell a cell apart in words, such as `DDP, 4 workers`.
+
+    Args:
+        names: The columns of the settings.
+        values: The setting's values in a table of cells.
+    """
+    pairs = zip(names, values, strict=True)
+    return ", ".join(words(name, value) for name, value in pairs if applies(name, value))
+
+
 def length_of(study: Study) -> str:
     """Return in words how long the completed runs of a study trained, such as `3 epochs`; empty if
     their lengths differ or none is known.
@@ -191,7 +126,7 @@ def length_of(study: Study) -> str:
 
 def _variant(text: str) -> str:
     """Return a variant's name in words, such as `local SGD, synchronised every 4`."""
-    text = _KNOWN.sub(lambda found: _OF_VARIANTS[found[0]], text)
-    text = re.sub(r"num_servers (\d+)", lambda found: f", {counted(found[1], 'server')}", text)
-    text = re.sub(r"every_steps (\d+)", lambda found: f", every {counted(found[1], 'step')}", text)
+    text = _KNOWN.sub(lambda match: _PARTS[match[0]], text)
+    text = re.sub(r"num_servers (\d+)", lambda match: f", {counted(match[1], 'server')}", text)
+    text = re.sub(r"every_steps (\d+)", lambda match: f", every {counted(match[1], 'step')}", text)
     return columns.spoken("variant", text.replace(" ,", ",")).strip(", ")

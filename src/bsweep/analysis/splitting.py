@@ -15,7 +15,7 @@ import pandas as pd
 
 from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.loaded import Study
-from bsweep.analysis.naming import applies, words
+from bsweep.analysis.naming import settings_in_words, words
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import summarise
 from bsweep.core.words import joined
@@ -42,8 +42,7 @@ def names(table: pd.DataFrame, shown: Sequence[str]) -> list[str]:
     known = table.index.to_frame(index=False)[list(shown)]
     varying = [name for name in shown if known[name].nunique() > 1]
     return [
-        ", ".join(words(name, row[name]) for name in varying if applies(name, row[name]))
-        for row in known.to_dict("records")
+        settings_in_words(varying, row) for row in known[varying].itertuples(index=False, name=None)
     ]
 
 
