@@ -94,17 +94,16 @@ class Comparison:
         Returns:
             One row for each such time, with `study`, `cell`, `measure`, `ratio`, `low` and `high`.
         """
-        found = []
+        slower = []
         for measure in TIMES:
-            table = _tested(self.cells, measure, 1 + share).assign(measure=measure)
-            table[["study", "cell"]] = self.cells[["study", "cell"]]
-            found.append(table[table["low"] > 1 + share])
+            times = _tested(self.cells, measure, 1 + share).join(self.cells[["study", "cell"]])
+            slower.append(times[times["low"] > 1 + share].assign(measure=measure))
         lost = self.cells[self.verdicts("seconds_to_target") == LOST]
-        found.append(
+        slower.append(
             lost.assign(measure="seconds_to_target", ratio=np.inf, low=np.inf, high=np.inf)
         )
         names = ["study", "cell", "measure", "ratio", "low", "high"]
-        return pd.concat(found)[names].reset_index(drop=True)
+        return pd.concat(slower)[names].reset_index(drop=True)
 
     def verdicts(self, measure: str) -> pd.Series[str]:
         """Return in a word how each common cell of a study differs from the reference.
@@ -121,15 +120,13 @@ class Comparison:
         kind = MEASURES[measure]
         more, less = _WORDS[kind]
         equal = 1.0 if kind == "ratio" else 0.0
-        of = self.cells[[f"{measure}_{name}" for name in (kind, "low", "high")]].set_axis(
-            ["value", "low", "high"], axis="columns"
-        )
-        choices = [of["value"].isna(), of["low"].isna(), of["low"] > equal, of["high"] < equal]
-        found = pd.Series(np.select(choices, ["", UNTESTED, more, less], SAME), of.index)
+        value, low, high = (self.cells[f"{measure}_{name}"] for name in (kind, "low", "high"))
+        choices = [value.isna(), low.isna(), low > equal, high < equal]
+        verdicts = pd.Series(np.select(choices, ["", UNTESTED, more, less], SAME), value.index)
         if measure != "seconds_to_target":
-            return found
+            return verdicts
         now, before = self.cells["reached"], self.cells["reached_reference"]
-        return found.mask(now < before, RARER).mask((now == 0) & (before == 1), LOST)
+        return verdicts.mask(now < before, RARER).mask((now == 0) & (before == 1), LOST)
 
     def brief(self) -> list[str]:
         """Return the answer that a terminal shows.
@@ -139,19 +136,19 @@ class Comparison:
             cells, which cells it lacks, and what differs. If there are several studies, each of at
             most three has a line.
         """
-        others = self.studies[1:]
+        others, keys = self.studies[1:], [*self.differences["key"]]
+        last = [f"They differ in {first_of(keys, _MOST_VALUES)}." if keys else _NO_DIFFERENCE]
         if len(others) == 1:
             lines = [self._line(others[0], measure) for measure in MEASURES]
+            last.insert(0, self._missing(others[0]))
         else:
-            found = [[self._line(other, name) for name in reversed(TIMES)] for other in others]
-            found = [[*of, self._missing(other)] for of, other in zip(found, others, strict=True)]
-            lines = [joined(of) for of in found[:_MOST_STUDIES]]
-        keys, further = list(self.differences["key"]), others[_MOST_STUDIES:]
-        last = [self._missing(others[0])] * (len(others) == 1)
-        last.append(
-            f"They differ in {first_of(keys, most=_MOST_VALUES)}." if keys else _NO_DIFFERENCE
-        )
-        if further:
+            lines = [
+                joined(
+                    [*(self._line(other, time) for time in reversed(TIMES)), self._missing(other)]
+                )
+                for other in others[:_MOST_STUDIES]
+            ]
+        if further := others[_MOST_STUDIES:]:
             last.append(f"--verbose also shows {first_of(further)}.")
         return [*filter(None, lines), joined(last)]
 
@@ -159,28 +156,28 @@ class Comparison:
         """Return a sentence that compares one measure of all common cells of a study with the
         reference; empty if no common cell has this measure.
         """
-        own, kind = self.cells[self.cells["study"] == other], MEASURES[measure]
-        values = own[f"{measure}_{kind}"].dropna()
-        refused = self._refused(other) if measure == "step_seconds" else ""
-        left_out = self._left_out(own) if measure == "seconds_to_target" else []
+        cells, kind = self.cells[self.cells["study"] == other], MEASURES[measure]
+        values = cells[f"{measure}_{kind}"].dropna()
+        refused = self._refused(cells, other) if measure == "step_seconds" else ""
+        left_out = self._left_out(cells) if measure == "seconds_to_target" else []
+        target = cells["target"].iat[0]
         if values.empty:
-            if not left_out:
-                return refused
-            target, clauses = own["target"].iat[0], ", ".join(left_out)
-            return f"Not compared by time to {target}: {clauses}."
+            clauses = ", ".join(left_out)
+            return f"Not compared by time to {target}: {clauses}." if left_out else refused
         verdicts = self.verdicts(measure)[values.index]
         untested = int((verdicts == UNTESTED).sum())
-        words_told = (*_WORDS[kind], SAME) if untested < len(values) else ()
-        counts = [_counted(word, (verdicts == word).sum()) for word in words_told]
+        shown = (*_WORDS[kind], SAME) if untested < len(values) else ()
+        counts = [_counted(verdict, (verdicts == verdict).sum()) for verdict in shown]
         if untested:
-            why = f"fewer than {MIN_SEEDS_FOR_INTERVAL} seeds"
-            counts.append(_counted(UNTESTED, untested, why))
+            counts.append(
+                _counted(UNTESTED, untested, f"fewer than {MIN_SEEDS_FOR_INTERVAL} seeds")
+            )
         mean = np.exp(np.log(values).mean()) if kind == "ratio" else values.mean()
         sentence = _SENTENCES[measure].format(
             other=other,
             reference=self.studies[0],
             value=f"{mean:{'.3f' if kind == 'ratio' else '+.4f'}}",
-            target=own["target"].iat[0],
+            target=target,
         )
         line = (
             f"{sentence} (mean of {counted(len(values), 'common cell')}): "
@@ -188,17 +185,17 @@ class Comparison:
         )
         return joined([line, refused])
 
-    def _left_out(self, own: pd.DataFrame) -> list[str]:
+    def _left_out(self, cells: pd.DataFrame) -> list[str]:
         """Return clauses that count the common cells of a study without a ratio of times to the
         target, and name those that no longer reach it or do so less often.
         """
-        verdicts = self.verdicts("seconds_to_target")[own.index]
+        verdicts = self.verdicts("seconds_to_target")[cells.index]
         clauses = [
-            _counted(verdict, rows.sum(), first_of([*own["cell"][rows]]))
+            _counted(verdict, rows.sum(), first_of([*cells["cell"][rows]]))
             for verdict in (LOST, RARER)
             if (rows := verdicts == verdict).any()
         ]
-        is_timed = own["target"].notna() & own["step_seconds"].notna()
+        is_timed = cells["target"].notna() & cells["step_seconds"].notna()
         if missed := int((is_timed & (verdicts == "")).sum()):
             clauses.append(_counted("left out", missed, _MISSED))
         return clauses
@@ -215,18 +212,17 @@ class Comparison:
             f"{first_of(cells, comma='; ')}."
         )
 
-    def _refused(self, other: str) -> str:
+    def _refused(self, cells: pd.DataFrame, other: str) -> str:
         """Return a sentence that says why times of a study are not compared; empty if they are."""
-        own = self.cells[self.cells["study"] == other]
-        count = int((own["is_across_hardware"] & own["step_seconds"].isna()).sum())
+        count = int((cells["is_across_hardware"] & cells["step_seconds"].isna()).sum())
         if not count:
             return ""
-        of = self.differences.set_index("key")[lambda rows: rows["kind"] == "hardware"]
-        values = [f"{key} {row[self.studies[0]]} / {row[other]}" for key, row in of.iterrows()]
+        hardware = self.differences[self.differences["kind"] == "hardware"]
+        values = zip(hardware["key"], hardware[self.studies[0]], hardware[other], strict=True)
         return (
             f"Times of {other} are not compared in {counted(count, 'cell')}, because the hardware "
-            f"differs ({'; '.join(values)}). To compare them all the same, use "
-            "--across-hardware."
+            f"differs ({'; '.join(f'{key} {one} / {two}' for key, one, two in values)}). To "
+            "compare them all the same, use --across-hardware."
         )
 
     def __repr__(self) -> str:
@@ -239,7 +235,7 @@ class Comparison:
             Mappings, lists, numbers and texts that JSON can hold.
         """
         verdicts = {f"{measure}_verdict": self.verdicts(measure) for measure in MEASURES}
-        found: dict[str, Any] = plain({
+        contents: dict[str, Any] = plain({
             "studies": self.studies,
             "sentences": self.brief(),
             "differences": self.differences.to_dict("records"),
@@ -247,7 +243,7 @@ class Comparison:
             "missing": self.missing.to_dict("records"),
             "warnings": self.warnings,
         })  # fmt: skip
-        return found
+        return contents
 
 
 _WORDS = {"ratio": ("slower", "faster"), "difference": ("higher", "lower")}
@@ -288,31 +284,36 @@ def compare(
     if not others:
         raise ValueError("give two studies or more: bsweep compare results/before results/after.")
     # `in_common` keeps runs of different hardware apart.
-    known = [one if isinstance(one, Study) else load(one, mix=True) for one in (study, *others)]
-    names = _names(known)
-    for name, one in zip(names, known, strict=True):
+    loaded = [
+        item if isinstance(item, Study) else load(item, mix=True) for item in (study, *others)
+    ]
+    studies = dict(zip(_names(loaded), loaded, strict=True))
+    reference, *compared = studies
+    for name, one in studies.items():
         if not (one.runs["status"] == "completed").any():
             raise ValueError(f"{name}: no run has completed, so there is nothing to compare.")
-    pairs = [_cells((known[0], other), across_hardware) for other in known[1:]]
-    for name, (cells, _) in zip(names[1:], pairs, strict=True):
+    tables = {
+        name: _cells((studies[reference], studies[name]), across_hardware) for name in compared
+    }
+    for name, (cells, _) in tables.items():
         if cells.empty:
             raise ValueError(
-                f"{names[0]} and {name} have no common cell: no batch size, worker count and "
+                f"{reference} and {name} have no common cell: no batch size, worker count and "
                 "other setting that tells their cells apart has completed runs in both."
             )
     cells, missing = (
-        pd.concat(
-            [of.assign(study=name) for name, of in zip(names[1:], one, strict=True)]
-        ).reset_index(drop=True)
-        for one in zip(*pairs, strict=True)
+        pd.concat({name: pair[place] for name, pair in tables.items()}, names=["study"])
+        .reset_index(level="study")
+        .reset_index(drop=True)
+        for place in (0, 1)
     )
-    cells.insert(0, "study", cells.pop("study"))
     for measure, kind in MEASURES.items():
-        found = _tested(cells, measure, 1.0 if kind == "ratio" else 0.0)
-        cells = cells.join(found.add_prefix(f"{measure}_").rename(columns={f"{measure}_": measure}))
-    by_name = dict(zip(names, known, strict=True))
+        tested = _tested(cells, measure, 1.0 if kind == "ratio" else 0.0)
+        cells = cells.join(tested.add_prefix(f"{measure}_")).rename(
+            columns={f"{measure}_": measure}
+        )
     return Comparison(
-        tuple(names), _differences(by_name), cells, missing[["study", "cell"]], _warnings(by_name)
+        tuple(studies), _differences(studies), cells, missing, tuple(_warnings(studies))
     )
 
 
@@ -332,66 +333,67 @@ def _tested(cells: pd.DataFrame, measure: str, null: float) -> pd.DataFrame:
     interval and its corrected p-value; `null` is the ratio or difference of the hypothesis.
     """
     is_ratio = MEASURES[measure] == "ratio"
-    one, other = (
-        cells[f"{measure}_points{of}"].map(lambda points: np.log(points) if is_ratio else points)
-        for of in ("_reference", "")
-    )
-    found = compare_means(one, other, np.log(null) if is_ratio else null)
-    means = {
-        name: values.map(lambda points: np.mean(points) if len(points) else np.nan)
-        for name, values in (("reference", one), ("", other))
+    forward, back = (np.log, np.exp) if is_ratio else (np.positive, np.positive)
+    samples = {
+        name: cells[f"{measure}_points{suffix}"].map(lambda points: forward(np.array(points)))
+        for name, suffix in (("reference", "_reference"), ("", ""))
     }
-    found = found.rename(columns={"difference": MEASURES[measure]})
-    p, table = found.pop("p_holm"), found.assign(**means).astype(float)
-    return table.transform(np.exp if is_ratio else np.positive).assign(p_holm=p)
+    tests = compare_means(samples["reference"], samples[""], float(forward(null)))
+    means = {
+        name: sample.map(lambda values: values.mean() if len(values) else np.nan)
+        for name, sample in samples.items()
+    }
+    table = tests.rename(columns={"difference": MEASURES[measure]}).assign(**means).astype(float)
+    return table.drop(columns="p_holm").transform(back).assign(p_holm=table["p_holm"])
 
 
 def _cells(studies: Sequence[Study], across_hardware: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the common cells of two studies, with the values of their seeds by measure, and the
     cells of the first study that the second one lacks.
     """
-    completed = [one.runs[one.runs["status"] == "completed"] for one in studies]
+    completed = [study.runs[study.runs["status"] == "completed"] for study in studies]
     together = _together(studies, completed)
-    keys = [*cell_keys(together.runs), "global_batch"]  # which `accumulation_steps` changes
-    known = keyed(together.runs).assign(
-        place=np.repeat([0, 1], [*map(len, completed)]),
+    settings = cell_keys(together.runs)
+    keys = [*settings, "global_batch"]  # which `accumulation_steps` changes
+    is_comparable = _have_same_examples(completed)
+    target = common_target(together) if is_comparable else None
+    runs = keyed(together.runs).assign(
+        place=np.repeat(["_reference", ""], [*map(len, completed)]),
         machine=pd.concat([runs["hardware"] for runs in completed]).to_numpy(),
         step_seconds=_step_seconds(together),
         seconds_to_target=np.nan,
         reached=np.nan,
-        accuracy=_accuracy(together.runs) if _have_same_examples(completed) else np.nan,
+        accuracy=_accuracy(together.runs) if is_comparable else np.nan,
     )
-    target = common_target(together) if _have_same_examples(completed) else None
     if target:
-        found = to_target(together, target[0]).reindex(known["run_id"])
-        is_exact = found["reached"].eq(True) & found["is_bound"].eq(False)
-        known["seconds_to_target"] = found["seconds_to_target"].where(is_exact).to_numpy()
-        known["reached"] = found["reached"].to_numpy(float)
+        times = to_target(together, target[0]).reindex(runs["run_id"]).set_index(runs.index)
+        seconds = times["seconds_to_target"].where(times["is_bound"].eq(False))
         # A mean without the runs that missed the target would be too short.
-        of_cell = known.groupby([*keys, "place"])["seconds_to_target"]
-        is_whole = of_cell.transform("count") == of_cell.transform("size")
-        known["seconds_to_target"] = known["seconds_to_target"].where(is_whole)
-    sides = []
-    for _, side in known.groupby("place"):
-        by_cell = side.groupby(keys)
-        machines = by_cell["machine"].agg(lambda names: "; ".join(sorted({*names})))
-        points = summarise(side, keys, MEASURES).filter(like="_points")
-        sides.append(points.join([machines, by_cell["reached"].mean()]))
-    cells = sides[0].add_suffix("_reference").join(sides[1])
-    is_common = cells.index.isin(sides[1].index)
-    cells = cells.reset_index()
-    named = [settings_in_words(keys[:-1], row) for row in cells[keys[:-1]].to_numpy()]
-    cells.insert(len(keys), "cell", pd.Series(named, cells.index, dtype=object))
-    missing, cells = cells.loc[~is_common, ["cell"]], cells[is_common].copy()
-    both = zip(cells.pop("machine_reference"), cells.pop("machine"), strict=True)
-    is_across = [bool(one and other and one != other) for one, other in both]
-    for name in (f"{measure}_points{of}" for measure in TIMES for of in ("_reference", "")):
+        is_whole = seconds.notna().groupby([runs[key] for key in (*keys, "place")]).transform("all")
+        runs["seconds_to_target"] = seconds.where(is_whole)
+        runs["reached"] = times["reached"].astype(float)
+    groups = runs.groupby([*keys, "place"])
+    machines = groups["machine"].agg(lambda names: "; ".join(sorted({*names})))
+    table = summarise(runs, [*keys, "place"], MEASURES).filter(like="_points")
+    table = table.join([machines, groups["reached"].mean()]).unstack("place")
+    table.columns = [f"{name}{place}" for name, place in table.columns]
+    table = table[sorted(table, key=lambda name: not name.endswith("_reference"))]
+    table = table[table["machine_reference"].notna()].reset_index()
+    is_missing = table["machine"].isna()
+    table.insert(
+        len(keys), "cell",
+        pd.Series([settings_in_words(settings, row) for row in table[settings].to_numpy()],
+                  table.index, dtype=object),
+    )  # fmt: skip
+    missing, cells = table.loc[is_missing, ["cell"]], table[~is_missing].copy()
+    one, other = cells.pop("machine_reference"), cells.pop("machine")
+    is_across = one.ne("") & other.ne("") & one.ne(other)
+    for name in (f"{measure}_points{place}" for measure in TIMES for place in ("_reference", "")):
         if not across_hardware:
-            cells[name] = [() if no else of for no, of in zip(is_across, cells[name], strict=True)]
-    words_of_target = pd.Series(
-        [target[0].said if target else None] * len(cells), cells.index, dtype=object
-    )
-    return cells.assign(is_across_hardware=is_across, target=words_of_target), missing
+            pairs = zip(is_across, cells[name], strict=True)
+            cells[name] = [() if is_refused else points for is_refused, points in pairs]
+    in_words = pd.Series(target[0].said if target else None, cells.index, dtype=object)
+    return cells.assign(is_across_hardware=is_across, target=in_words), missing
 
 
 def _together(studies: Sequence[Study], completed: Sequence[pd.DataFrame]) -> Study:
@@ -447,25 +449,23 @@ def _differences(studies: Mapping[str, Study]) -> pd.DataFrame:
         for name, one in studies.items()
     }
     grid = ("strategy", "num_workers", "local_batch", "global_batch", "seed")
-    keys = {
-        **{str(key): "configuration" for of in runs.values() for key in (*grid, *settings(of))},
-        **_OF_SETTINGS,
-    }
+    keys = {key: "configuration" for table in runs.values() for key in (*grid, *settings(table))}
     facts = {
         str(key): "versions" if str(key).startswith("versions.") else _KINDS.get(str(key), "")
-        for of in origins.values()
-        for key in of
+        for table in origins.values()
+        for key in table
     }
     rows = []
-    for tables, kinds in ((runs, keys), (origins, facts)):
+    for tables, kinds in ((runs, keys | _OF_SETTINGS), (origins, facts)):
         for key, kind in kinds.items():
             values = {name: _values(table, key) for name, table in tables.items()}
             if kind and key not in _TOLD_BY_PROVENANCE and len({*values.values()}) > 1:
-                rows.append({"kind": kind, "key": key, **{n: _text(v) for n, v in values.items()}})
-    found = pd.DataFrame(rows, columns=["kind", "key", *studies], dtype=object)
-    return found.sort_values(
-        "kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable"
-    ).reset_index(drop=True)
+                texts = {name: _text(value) for name, value in values.items()}
+                rows.append({"kind": kind, "key": key, **texts})
+    table = pd.DataFrame(rows, columns=["kind", "key", *studies], dtype=object)
+    return table.sort_values(
+        "kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable", ignore_index=True
+    )
 
 
 def _values(table: pd.DataFrame, key: str) -> tuple[str, ...]:
@@ -478,34 +478,22 @@ def _values(table: pd.DataFrame, key: str) -> tuple[str, ...]:
 def _text(values: Sequence[str]) -> str:
     if len(values) == 1:
         return values[0]
-    return f"varies: {first_of(values, most=_MOST_VALUES)}"
+    return f"varies: {first_of(values, _MOST_VALUES)}"
 
 
-def _warnings(studies: Mapping[str, Study]) -> tuple[str, ...]:
-    reference, *others = studies.values()
-    return (
-        *(
-            f"{name}: {line}"
-            for name, study in studies.items()
-            for line in filter(None, _warnings_of(study))
-        ),
-        *(
-            f"{name}: {_OTHER_EXAMPLES}"
-            for name, other in zip([*studies][1:], others, strict=True)
-            if not _have_same_examples([reference.runs, other.runs])
-        ),
-    )
-
-
-_OTHER_EXAMPLES = (
-    "accuracies and times to a target are not compared, because the data sets or the evaluated "
-    "examples differ."
-)
-
-
-def _warnings_of(study: Study) -> Iterator[str]:
-    for run_id, why in study.skipped.items():
-        yield f"{run_id} is left out: {why}"
-    if count := int((study.runs["status"] != "completed").sum()):
-        yield f"{count} of {counted(len(study.runs), 'run')} did not complete: left out."
-    yield left_out(study.provenance)
+def _warnings(studies: Mapping[str, Study]) -> Iterator[str]:
+    for name, study in studies.items():
+        for run_id, why in study.skipped.items():
+            yield f"{name}: {run_id} is left out: {why}"
+        if count := int((study.runs["status"] != "completed").sum()):
+            runs = counted(len(study.runs), "run")
+            yield f"{name}: {count} of {runs} did not complete: left out."
+        if text := left_out(study.provenance):
+            yield f"{name}: {text}"
+    reference, *others = studies
+    for name in others:
+        if not _have_same_examples([studies[reference].runs, studies[name].runs]):
+            yield (
+                f"{name}: accuracies and times to a target are not compared, because the data sets "
+                "or the evaluated examples differ."
+            )
