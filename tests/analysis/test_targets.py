@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import bsweep
 from bsweep import analysis
-from bsweep.analysis.targets import AMOUNTS, _of_run
+from bsweep.analysis.targets import AMOUNTS
+from bsweep.analysis.targets import crossing as crossing_of
 from bsweep.config.target import Target
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import SCHEMA
@@ -130,7 +131,7 @@ def test_a_run_that_stops_at_its_target_has_the_time_of_one_that_goes_on(
     target = Target("test_loss", 1 - level / 12) if is_loss else Target("test_accuracy", level / 12)
     values = np.array([1 - score for score in scores] if is_loss else scores)
     amounts = np.cumsum(np.arange(1.0, 1 + 4 * len(values)).reshape(-1, 4), axis=0)
-    whole = dict(_of_run(amounts, values, target))
+    whole = crossing_of(amounts, values, target)
     best = target.best_median(values.tolist())
     assert whole["reached"] == (target.sign * best >= target.sign * target.value)
     ends = [
@@ -138,7 +139,7 @@ def test_a_run_that_stops_at_its_target_has_the_time_of_one_that_goes_on(
     ]
     assert bool(ends) == whole["reached"]
     for end in range(1, 1 + len(values)):
-        stopped = dict(_of_run(amounts[:end], values[:end], target))
+        stopped = crossing_of(amounts[:end], values[:end], target)
         assert stopped["reached"] == (end in range(ends[0], 1 + len(values)) if ends else False)
         if stopped["reached"]:
             assert all(

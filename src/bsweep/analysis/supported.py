@@ -22,11 +22,12 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
 from bsweep.analysis.statistics import beats_chance
-from bsweep.analysis.targets import to_target
+from bsweep.analysis.targets import best_scores
 from bsweep.config.target import Target
 from bsweep.core.words import counted
 
 _STEP = 0.01
+_ROUNDING = 1e-9
 _SHARES = (0.75, 0.5)  # of the cells; the second if the first are not above chance
 
 
@@ -37,21 +38,15 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
     The rule is that of this module's docstring.
     """
     metric = "test_accuracy" if study.evaluations["test_accuracy"].notna().any() else "test_loss"
-    table = _scores(study, Target(metric, 1.0)).sort_values("score", ascending=False)
-    cells = table["score"]
-    levels = {share: _level(cells, share) for share in _SHARES}
-    score = next(
-        (
-            level
-            for share, level in levels.items()
-            if metric == "test_loss" or _is_learned(table, level, share)
-        ),
-        -math.inf,
-    )
-    if not math.isfinite(score):
+    cells = _scores(study, metric).sort_values("score", ascending=False)
+    for share in _SHARES:
+        score = _level(cells["score"], share)
+        if math.isfinite(score) and (metric == "test_loss" or _is_learned(cells, score, share)):
+            break
+    else:
         return None
     target = Target(metric, round(abs(score), 2), evaluated_part(study.runs))
-    num_reached = int((cells >= score - 1e-9).sum())
+    num_reached = int((cells["score"] >= score - _ROUNDING).sum())
     best, unit = (
         ("highest", "whole percents") if metric == "test_accuracy" else ("lowest", "hundredths")
     )
@@ -67,35 +62,31 @@ def _is_learned(cells: pd.DataFrame, accuracy: float, share: float) -> bool:
 
     A cell whose chance level or number of test examples is not known counts too.
     """
-    if not math.isfinite(accuracy):
-        return False
-    is_beyond = beats_chance(
-        np.full(len(cells), accuracy), cells["chance"], cells["num_test"]
-    ).fillna(True)
-    reached = is_beyond.to_numpy() & (cells["score"] >= accuracy - 1e-9).to_numpy()
+    accuracies = np.full(len(cells), accuracy)
+    is_beyond = beats_chance(accuracies, cells["chance"], cells["num_test"]).fillna(True)
+    reached = is_beyond.to_numpy() & (cells["score"] >= accuracy - _ROUNDING).to_numpy()
     return bool(reached.sum() >= share * len(cells))
 
 
-def _level(cells: pd.Series[float], share: float) -> float:
+def _level(scores: pd.Series[float], share: float) -> float:
     """Return the highest score (accuracy or negative loss) that at least the fraction `share` of
     the cells reaches, rounded down to hundredths; -inf if no score is finite.
 
     These cells have three batch sizes, if there are as many.
 
     Args:
-        cells: Scores in descending order.
+        scores: The scores of cells in descending order, indexed by the global batch and others.
         share: The share of the cells, 0 to 1.
     """
-    batches = cells.index.get_level_values("global_batch")
-    enough = min(ENOUGH_BATCHES, batches.nunique())
-    places = range(max(1, math.ceil(share * len(cells))) - 1, len(cells))
-    place = next((place for place in places if batches[: place + 1].nunique() >= enough), None)
-    if place is None or not math.isfinite(cells.iloc[place]):
-        return -math.inf
-    return math.floor(float(cells.iloc[place]) / _STEP + 1e-9) * _STEP
+    batches = scores.index.get_level_values("global_batch")
+    num_seen = np.cumsum(~batches.duplicated())  # the batch sizes of the cells down to each one
+    is_enough = num_seen >= min(ENOUGH_BATCHES, batches.nunique())
+    is_enough &= np.arange(1, 1 + len(scores)) >= share * len(scores)
+    level = float(scores[is_enough].max())
+    return math.floor(level / _STEP + _ROUNDING) * _STEP if math.isfinite(level) else -math.inf
 
 
-def _scores(study: Study, any_target: Target) -> pd.DataFrame:
+def _scores(study: Study, metric: str) -> pd.DataFrame:
     """Return for each cell the best `score` (accuracy or negative loss) that all its runs reach, at
     whichever learning rates they ran, indexed by global batch and the settings that tell cells
     apart.
@@ -104,10 +95,10 @@ def _scores(study: Study, any_target: Target) -> pd.DataFrame:
     of the cell's data.
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
-    best = to_target(study, any_target)["best"].astype(float)
-    scores = (any_target.sign * runs["run_id"].map(best)).fillna(-np.inf)
+    best = runs["run_id"].map(best_scores(study, metric))
     known = keyed(study.runs).loc[runs.index]
     keys = [name for name in cell_keys(study.runs) if name not in RATES]
-    table = runs[["chance", "num_test"]].astype(float).assign(score=scores)
-    of = table.groupby([runs["global_batch"], *(known[name] for name in keys)])
-    return of.agg({"score": "min", "chance": "max", "num_test": "min"})
+    table = runs[["chance", "num_test"]].astype(float)
+    table["score"] = (best if metric == "test_accuracy" else -best).fillna(-np.inf)
+    groups = table.groupby([runs["global_batch"], *(known[name] for name in keys)])
+    return groups.agg({"score": "min", "chance": "max", "num_test": "min"})

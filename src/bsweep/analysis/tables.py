@@ -23,8 +23,7 @@ from bsweep.analysis.loaded import Study
 from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.once import once
 from bsweep.analysis.statistics import beats_chance, summarise
-from bsweep.analysis.targets import to_target
-from bsweep.config.target import Target
+from bsweep.analysis.targets import best_scores
 from bsweep.core.words import counted
 
 METRICS = [
@@ -112,7 +111,7 @@ def best_medians(study: Study) -> pd.DataFrame:
         The columns `best_median`, `best_median_ci95` and `best_median_points`, indexed by
         `cell_keys`; see `summarise`.
     """
-    best = to_target(study, Target("test_accuracy", 1.0))["best"]
+    best = best_scores(study, "test_accuracy")
     return _of_completed(study, "best_median", study.runs["run_id"].map(best))
 
 

@@ -21,7 +21,6 @@ predictions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,7 +39,6 @@ AMOUNTS = {  # the amounts to a target, and the column of an evaluation for each
     "epochs": "epochs_done",
     "examples": "num_examples",
 }
-_STEPS = list(AMOUNTS).index("steps")
 _TO_TARGET = [f"{name}_to_target" for name in AMOUNTS]
 _OF_RUNS = ["reached", "is_bound", *_TO_TARGET]
 
@@ -76,6 +74,20 @@ def to_target(study: Study, target: Target) -> pd.DataFrame:
     return crossings(study.evaluations, target)
 
 
+def best_scores(study: Study, metric: str) -> pd.Series[float]:
+    """Return the best median of three successive evaluations of each evaluated run, which decides
+    whether it reaches a target; NaN for a single evaluation.
+
+    Args:
+        study: The study.
+        metric: `test_accuracy` or `test_loss`.
+
+    Returns:
+        The scores, by `run_id`.
+    """
+    return to_target(study, Target(metric, 1.0))["best"].astype(float)
+
+
 def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
     """Return the table of runs with added columns: whether a run reached the target in its
     settings, and the seconds, steps, epochs and examples that it needed, or upper bounds of them.
@@ -83,23 +95,20 @@ def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFr
     The runs stay as they are if they have these columns already, as in a CSV, or if none names a
     target.
     """
-    named = {
-        metric: pd.to_numeric(runs[key], errors="coerce")
-        for metric, key in SETTINGS.items()
-        if key in runs
-    }
-    if "reached" in runs or not any(values.notna().any() for values in named.values()):
+    targets = [
+        (Target(metric, float(value)), runs.loc[values == value, "run_id"])
+        for metric, name in SETTINGS.items()
+        for values in [pd.to_numeric(runs.get(name, pd.Series(dtype=float)), errors="coerce")]
+        for value in values.dropna().unique()
+    ]
+    if "reached" in runs or not targets:
         return runs
-    parts = []
-    for metric, values in named.items():
-        for value in values.dropna().unique():
-            run_ids = runs.loc[values == value, "run_id"]
-            of = evaluations[evaluations["run_id"].isin(run_ids)]
-            found = crossings(of, Target(metric, float(value)))[_OF_RUNS].reindex(run_ids)
-            parts.append(
-                found.assign(**{name: found[name].eq(True) for name in ("reached", "is_bound")})
-            )
-    return runs.join(pd.concat(parts), on="run_id")
+    amounts = pd.concat([
+        crossings(evaluations[evaluations["run_id"].isin(run_ids)], target).reindex(run_ids)
+        for target, run_ids in targets
+    ])[_OF_RUNS]  # fmt: skip
+    flags = {name: amounts[name].eq(True) for name in ("reached", "is_bound")}
+    return runs.join(amounts.assign(**flags), on="run_id")
 
 
 def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
@@ -108,19 +117,15 @@ def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
 
     The table has the form of `Study.evaluations`. `to_target` describes the columns of the result.
     """
-    known = evaluations[["run_id", *AMOUNTS.values(), target.metric]].dropna(subset=target.metric)
+    columns = list(AMOUNTS.values())
+    known = evaluations[["run_id", *columns, target.metric]].dropna(subset=target.metric)
     rows = {
-        run_id: dict(
-            _of_run(
-                curve[list(AMOUNTS.values())].to_numpy(float),
-                curve[target.metric].to_numpy(float),
-                target,
-            )
+        run_id: crossing(
+            curve[columns].to_numpy(float), curve[target.metric].to_numpy(float), target
         )
         for run_id, curve in known.groupby("run_id", sort=False)
     }
-    names = [*_OF_RUNS, "steps_between", *(f"trained_{name}" for name in AMOUNTS)]
-    names += ["best", "last"]
+    names = [*_OF_RUNS, "steps_between", *(f"trained_{name}" for name in AMOUNTS), "best", "last"]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=names)
     return table.rename_axis("run_id").astype({"reached": bool, "is_bound": bool})
 
@@ -136,34 +141,36 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.sort([padded[:-2], padded[1:-1], padded[2:]], axis=0)[1])
 
 
-def _of_run(
+def crossing(
     amounts: NDArray[np.float64], values: NDArray[np.float64], target: Target
-) -> Iterator[tuple[str, float | bool]]:
-    """Yield the names and values of the columns that the table of `to_target` has for one run, such
-    as `reached`.
+) -> dict[str, float | bool]:
+    """Return the values of the columns that the table of `to_target` has for one run, such as
+    `reached`, by their names.
 
     Args:
         amounts: The columns of `AMOUNTS` at each evaluation, shape (evaluations, 4).
         values: The target's metric at each evaluation, shape (evaluations,).
         target: The target to reach.
     """
-    wanted = target.sign * target.value
-    curve = smoothed(target.sign * values)
+    wanted, scores = target.sign * target.value, target.sign * values
+    curve = smoothed(scores)
     reached = bool((curve >= wanted).any())
     first = int((curve >= wanted).argmax())
-    yield from (("reached", reached), ("is_bound", reached and first == 0))
-    yield from (("best", float(target.best_median(values.tolist()))), ("last", float(values[-1])))
-    interpolated = reached and first > 0
-    yield (
-        "steps_between",
-        float(amounts[first, _STEPS] - amounts[first - 1, _STEPS]) if interpolated else np.nan,
-    )
+    around = slice(max(0, first - 1), first + 1)
     # One more good evaluation might have shown that the target was reached.
-    is_open = not reached and bool((target.sign * values[-2:] >= wanted).any())
-    for name, column in zip(AMOUNTS, amounts.T, strict=True):
-        around = slice(max(0, first - 1), first + 1)
-        yield (
-            f"{name}_to_target",
-            float(np.interp(wanted, curve[around], column[around])) if reached else np.nan,
-        )
-        yield f"trained_{name}", float(np.concatenate([[0.0], column])[-1 - is_open])
+    is_open = not reached and bool((scores[-2:] >= wanted).any())
+    to_target = [
+        float(np.interp(wanted, curve[around], column[around])) if reached else np.nan
+        for column in amounts.T
+    ]
+    trained = np.vstack([np.zeros(len(AMOUNTS)), amounts])[-1 - is_open]
+    steps = amounts[around, list(AMOUNTS).index("steps")]
+    return {
+        "reached": reached,
+        "is_bound": reached and first == 0,
+        **dict(zip(_TO_TARGET, to_target, strict=True)),
+        "steps_between": float(steps[-1] - steps[0]) if reached and first > 0 else np.nan,
+        **{f"trained_{name}": float(x) for name, x in zip(AMOUNTS, trained, strict=True)},
+        "best": target.best_median(values.tolist()),
+        "last": float(values[-1]),
+    }
