@@ -11,6 +11,7 @@ batch size if only `optimizer.lr` was varied. All parts have the target of
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,13 +75,19 @@ def answers(study: Study) -> list[Answer]:
     """
     if not (study.runs["status"] == "completed").any():
         return []
-    target = _target(study)
+    target, _ = _target(study)
     return [_answer(where, part, target) for where, part in parts(study)[:MOST_ANSWERS]]
 
 
-def _target(study: Study) -> Target | None:
-    common = common_target(study)
-    return common[0] if common else None
+def _target(study: Study) -> tuple[Target | None, str]:
+    return common_target(study) or (None, "")
+
+
+def _predictions(study: Study) -> list[tuple[Answer, Prediction]]:
+    """Return the answers of a study that have a prediction, with it."""
+    return [
+        (answer, answer.prediction) for answer in answers(study) if answer.prediction is not None
+    ]
 
 
 def recommendations(study: Study) -> list[str]:
@@ -97,14 +104,15 @@ def recommendations(study: Study) -> list[str]:
     Returns:
         One sentence for each element.
     """
-    found = [answer for answer in answers(study) if answer.prediction is not None]
     lines = [
-        f"{answer.where}: {line}" if answer.where else line
-        for answer in found
-        for line in answer.sentences
+        _after(answer.where, line) for answer, _ in _predictions(study) for line in answer.sentences
     ]
-    _, origin = common_target(study) or (None, "")
-    return [*lines, *filter(None, [origin]), *_not_looked_at(study)] if found else []
+    _, origin = _target(study)
+    return [*lines, *filter(None, [origin]), *_not_looked_at(study)] if lines else []
+
+
+def _after(where: str, line: str) -> str:
+    return f"{where}: {line}" if where else line
 
 
 def first_place(study: Study) -> int | None:
@@ -147,17 +155,15 @@ def in_short(study: Study) -> list[str]:
     place = first_place(study)
     if place is None:
         return []
-    chosen = answers(study)[place]
-    assert chosen.prediction is not None
-    cell, sure, *_ = chosen.prediction.brief()
-    networks = chosen.prediction.network_lines()
-    run_next = f"Run next: {chosen.prediction.next_run()}."
-    _, origin = common_target(study) or (None, "")
-    others = sum(answer.prediction is not None for answer in answers(study)) - 1
-    more = f"The page has {counted(others, 'further recommendation')}."
-    last = " ".join(filter(None, (origin, more if others else "")))
-    named = f"{chosen.where}: {cell}" if chosen.where else cell
-    return [named, sure, *networks, run_next, *filter(None, [last])]
+    answer = answers(study)[place]
+    assert answer.prediction is not None
+    cell, sure, *_ = answer.prediction.brief()
+    run_next = f"Run next: {answer.prediction.next_run()}."
+    others = len(_predictions(study)) - 1
+    more = f"The page has {counted(others, 'further recommendation')}." if others else ""
+    origin = joined([_target(study)[1], more])
+    networks = answer.prediction.network_lines()
+    return [_after(answer.where, cell), sure, *networks, run_next, *filter(None, [origin])]
 
 
 def answer_lines(study: Study) -> list[str]:
@@ -182,15 +188,11 @@ def _not_looked_at(study: Study) -> list[str]:
         return []
     left = study.runs["run_id"].isin({run_id for part in more for run_id in part.runs["run_id"]})
     options = where_options(study.runs, study.runs[left], among=of_one_batch(study.runs))
-    target = _target(study)
+    target, _ = _target(study)
     option = target.option if target else "--target-accuracy ..."
     command = f"bsweep predict {shlex.quote(str(study.folder))} {option}"
-    return [
-        (
-            f"Further parts of the study that were not analysed: {len(more)}. To analyse one of "
-            f"them: {command} with {options}."
-        )
-    ]
+    remedy = f"To analyse one of them: {command} with {options}."
+    return [f"Further parts of the study that were not analysed: {len(more)}. {remedy}"]
 
 
 def with_networks(
@@ -231,17 +233,14 @@ def with_networks(
     )
     check_networks(larger)
     study = replace(study, larger=larger)
-    parts_answers = answers(study)
-    if not any(one.prediction is not None and one.prediction.network for one in parts_answers):
-        if parts_answers and parts_answers[0].not_simulated:
-            raise ValueError(parts_answers[0].not_simulated)
-        why = (
-            " ".join(parts_answers[0].sentences)
-            if parts_answers
-            else "no run of the study has completed."
-        )
-        raise ValueError(f"--network {networks[0]}: {why}")
-    return study
+    if any(prediction.network for _, prediction in _predictions(study)):
+        return study
+    why = "no run of the study has completed."
+    for answer in answers(study)[:1]:
+        if answer.not_simulated:
+            raise ValueError(answer.not_simulated)
+        why = " ".join(answer.sentences)
+    raise ValueError(f"--network {networks[0]}: {why}")
 
 
 def doubts(study: Study) -> list[str]:
@@ -254,16 +253,16 @@ def doubts(study: Study) -> list[str]:
     Returns:
         One warning for each element.
     """
-    found: dict[str, list[str]] = {}
+    places: dict[str, list[str]] = defaultdict(list)
     for answer in answers(study):
         for text in answer.prediction.warnings if answer.prediction is not None else ():
-            found.setdefault(text, []).append(answer.where)
+            places[text].append(answer.where)
         if answer.not_simulated:
             text = f"larger clusters were not simulated: {answer.not_simulated}"
-            found.setdefault(text, []).append(answer.where)
+            places[text].append(answer.where)
     return [
         f"prediction ({joined(where, '; ')}): {text}" if any(where) else f"prediction: {text}"
-        for text, where in found.items()
+        for text, where in places.items()
     ]
 
 
@@ -280,12 +279,13 @@ def what_is_missing(study: Study) -> list[str]:
     """
     if study.runs[["local_batch", "num_workers"]].nunique().max() == 1:
         return []  # One batch size: the runs ask for something else, such as the best strategy.
-    places: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = defaultdict(list)
     for answer in answers(study):
         if answer.prediction is None:
-            places.setdefault(" ".join(answer.sentences), []).append(answer.where)
-    is_all = len(places) == 1 and all(answer.prediction is None for answer in answers(study))
-    return [line if is_all else f"{joined(where, '; ')}: {line}" for line, where in places.items()]
+            missing[" ".join(answer.sentences)].append(answer.where)
+    if len(missing) == 1 and not _predictions(study):
+        return [*missing]
+    return [f"{joined(where, '; ')}: {line}" for line, where in missing.items()]
 
 
 @once
@@ -306,59 +306,55 @@ def parts(study: Study) -> list[tuple[str, Study]]:
     if not differing:
         return [("", best)]
     groups = known.groupby(differing, sort=False)
-    found = [
-        (
-            settings_in_words(differing, key),
-            group.index,
-        )
+    runs = [
+        (settings_in_words(differing, key), best.runs.loc[group.index, "run_id"])
         for key, group in groups
     ]
-    found.sort(key=lambda part: -len(part[1]))
-    return [
-        (where, with_runs(best, best.runs["run_id"].isin(best.runs.loc[index, "run_id"])))
-        for where, index in found
-    ]
+    runs.sort(key=lambda part: -len(part[1]))
+    return [(where, with_runs(best, best.runs["run_id"].isin(run_ids))) for where, run_ids in runs]
 
 
 def _answer(where: str, part: Study, target: Target | None) -> Answer:
     if target is None:
         return Answer(where, None, (_missing(part, None, ""),))
     given: dict[str, Any] = {SETTINGS[target.metric]: target.value}
-    larger, problem = part.larger, ""
-    if larger is not None:
+    attempts, message = [given], ""
+    if larger := part.larger:
         given["price_per_worker_hour"] = larger.price_per_worker_hour
+        clusters = {
+            "network": larger.networks,
+            "workers": larger.workers,
+            "measured_network": larger.measured_network,
+            "speeds": larger.speeds,
+        }
+        attempts.insert(0, given | clusters)
+    for options in attempts:
         try:
-            found = predict(
-                part, network=larger.networks, workers=larger.workers,
-                measured_network=larger.measured_network, speeds=larger.speeds, **given,
-            )  # fmt: skip
-            return Answer(where, found, _sentences(part, found))
+            prediction = predict(part, **options)
         except ValueError as error:
-            problem = error.args[0]
-    try:
-        found = predict(part, **given)
-    except ValueError as error:
-        return Answer(where, None, (_missing(part, target, error.args[0]),))
-    return Answer(where, found, _sentences(part, found), problem)
-
-
-def _sentences(part: Study, found: Prediction) -> tuple[str, ...]:
-    sentences = (found.sentence(), *found.network_lines(), _of_rates(part, found))
-    return tuple(filter(None, sentences))
-
-
-def _of_rates(study: Study, found: Prediction) -> str:
-    if study.runs["lr_rule"].eq(TUNED).any():
-        return (
-            f"Each cell uses the best of its learning rates, by {best_by(study)}. The same runs "
-            "found that rate, so its time may look a little better than it is."
+            message = error.args[0]
+            continue
+        sentences = (
+            prediction.sentence(),
+            *prediction.network_lines(),
+            _on_rates(part, prediction),
         )
-    if found.seen.rates:
-        return (
-            "Each batch size uses the best of its learning rates, by the steps to the target. The "
-            "same runs found that rate, so its time may look a little better than it is."
-        )
-    return ""
+        not_simulated = "" if options is attempts[0] else message
+        return Answer(where, prediction, tuple(filter(None, sentences)), not_simulated)
+    return Answer(where, None, (_missing(part, target, message),))
+
+
+def _on_rates(study: Study, prediction: Prediction) -> str:
+    is_tuned = study.runs["lr_rule"].eq(TUNED).any()
+    if not is_tuned and not prediction.seen.rates:
+        return ""
+    cell, score = (
+        ("cell", best_by(study)) if is_tuned else ("batch size", "the steps to the target")
+    )
+    return (
+        f"Each {cell} uses the best of its learning rates, by {score}. The same runs found that "
+        "rate, so its time may look a little better than it is."
+    )
 
 
 def _missing(study: Study, target: Target | None, problem: str) -> str:
@@ -397,23 +393,21 @@ def _of_one_size(study: Study, target: Target | None) -> str:
     """
     runs = study.runs
     batch, counts = runs["global_batch"].iloc[0], sorted(set(runs["num_workers"]))
+    local = int(runs["local_batch"].iloc[0])
+    sizes = ",".join(map(str, dict.fromkeys((max(1, local // 2), local, 2 * local))))
+    what, why = "a batch size", f"all runs have a global batch of {batch}"
     if len(counts) == 1:
-        why = (
-            "No recommendation of a batch size or a worker count: there is only one cell (global "
-            f"batch {batch} on {counted(counts[0], 'worker')})."
-        )
-    else:
-        why = f"No recommendation of a batch size: all runs have a global batch of {batch}."
-    sizes = _around(int(runs["local_batch"].iloc[0]))
+        what += " or a worker count"
+        workers = counted(counts[0], "worker")
+        why = f"there is only one cell (global batch {batch} on {workers})"
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
     option = target.option if target else "--target-accuracy ..."
-    remedy = (
-        f"Run at least one more batch size (two to check the fit): bsweep run local_batch={sizes} "
-        f"study={study.name}, with the other settings unchanged. Or let bsweep train only the "
-        f"cells that it needs: bsweep recommend {grid} {option}, also with the other settings "
-        "unchanged."
+    return (
+        f"No recommendation of {what}: {why}. Run at least one more batch size (two to check the "
+        f"fit): bsweep run local_batch={sizes} study={study.name}, with the other settings "
+        "unchanged. Or let bsweep train only the cells that it needs: bsweep recommend "
+        f"{grid} {option}, also with the other settings unchanged."
     )
-    return f"{why} {remedy}"
 
 
 def _no_target(study: Study) -> str:
@@ -421,9 +415,8 @@ def _no_target(study: Study) -> str:
     prediction: runs have a single evaluation, or too few cells reach an accuracy above chance.
     """
     scores = to_target(study, Target("test_accuracy", 1.0))
-    runs = study.runs.join(
-        scores.drop(columns=study.runs.columns.intersection(scores.columns)), on="run_id"
-    )
+    others = study.runs.columns.difference(scores.columns)
+    runs = study.runs[others].join(scores, on="run_id")
     has_learned = beats_chance(runs["last"], runs["chance"], runs["num_test"]).fillna(True)
     few = evaluated_once(runs)
     low = (
@@ -432,10 +425,3 @@ def _no_target(study: Study) -> str:
     )
     is_low = not few or has_learned.mean() < 0.5
     return joined(["No recommendation of a batch size.", few, low if is_low else ""])
-
-
-def _around(local_batch: int) -> str:
-    return ",".join(
-        str(batch)
-        for batch in dict.fromkeys((max(1, local_batch // 2), local_batch, 2 * local_batch))
-    )

@@ -374,11 +374,12 @@ def _cells(studies: Sequence[Study], across_hardware: bool) -> tuple[pd.DataFram
         runs["reached"] = times["reached"].astype(float)
     groups = runs.groupby([*keys, "place"])
     machines = groups["machine"].agg(lambda names: "; ".join(sorted({*names})))
-    table = summarise(runs, [*keys, "place"], MEASURES).filter(like="_points")
-    table = table.join([machines, groups["reached"].mean()]).unstack("place")
-    table.columns = [f"{name}{place}" for name, place in table.columns]
-    table = table[sorted(table, key=lambda name: not name.endswith("_reference"))]
-    table = table[table["machine_reference"].notna()].reset_index()
+    points = summarise(runs, [*keys, "place"], MEASURES).filter(like="_points")
+    both = points.join([machines, groups["reached"].mean()])
+    reference, other = (
+        both.xs(place, level="place").add_suffix(place) for place in ("_reference", "")
+    )
+    table = reference.join(other).reset_index()
     is_missing = table["machine"].isna()
     table.insert(
         len(keys), "cell",
@@ -386,8 +387,8 @@ def _cells(studies: Sequence[Study], across_hardware: bool) -> tuple[pd.DataFram
                   table.index, dtype=object),
     )  # fmt: skip
     missing, cells = table.loc[is_missing, ["cell"]], table[~is_missing].copy()
-    one, other = cells.pop("machine_reference"), cells.pop("machine")
-    is_across = one.ne("") & other.ne("") & one.ne(other)
+    before, now = cells.pop("machine_reference"), cells.pop("machine")
+    is_across = before.ne("") & now.ne("") & before.ne(now)
     for name in (f"{measure}_points{place}" for measure in TIMES for place in ("_reference", "")):
         if not across_hardware:
             pairs = zip(is_across, cells[name], strict=True)

@@ -37,12 +37,13 @@ def summarise(runs: pd.DataFrame, by: Sequence[str], metrics: Iterable[Any]) -> 
     groups = by_seed.groupby(level=list(by))
     count, size = groups.count(), groups.size()
     half_width = (groups.sem() * stdtrit(count - 1, 0.975)).where(count >= MIN_SEEDS_FOR_INTERVAL)
+    ends = size.cumsum().tolist()[:-1]
     points = {
         f"{metric}_points": [
             tuple(group[~np.isnan(group)].tolist()) for group in split[: len(size)]
         ]
         for metric, values in by_seed.items()
-        for split in [np.split(values.to_numpy(float), size.cumsum()[:-1])]
+        for split in [np.split(values.to_numpy(float), ends)]
     }
     return (
         pd.DataFrame({"n": size})
