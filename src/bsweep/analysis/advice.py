@@ -4,6 +4,7 @@ better than chance, and how the study compares with a published one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,12 +40,13 @@ def headlines(study: Study) -> list[str]:
         One or more sentences for each element. If no run has completed, one sentence says so.
     """
     measured = _measured(study)
-    lines = [*_on_pending(study, measured)]
-    if measured.empty:
-        return lines
-    for group_name, group in _groups(measured):
-        lines += _named_conclusions(study, group_name, group)
-    return [*lines, *_on_cycle_time(study.runs), *_on_repeats(measured["n"])]
+    conclusions = [_conclusions(study, *group) for group in _groups(measured)]
+    return [
+        *_on_pending(study, measured),
+        *itertools.chain(*conclusions),
+        *_on_cycle_time(study.runs),
+        *_on_repeats(measured["n"]),
+    ]
 
 
 def winner(study: Study) -> list[str]:
@@ -59,12 +61,9 @@ def winner(study: Study) -> list[str]:
         runs with other seeds before trusting a difference.
     """
     measured = _measured(study)
-    lines = [*_on_pending(study, measured)]
-    if measured.empty:
-        return lines
-    group_name, group = max(_groups(measured), key=lambda of: len(of[1]))
-    best = [*_named_conclusions(study, group_name, group)][:1]
-    return [*best, *lines, *_on_repeats(measured["n"])]
+    largest = sorted(_groups(measured), key=lambda group: -len(group[1]))[:1]
+    best = [line for group in largest for line in _conclusions(study, *group)][:1]
+    return [*best, *_on_pending(study, measured), *_on_repeats(measured["n"])]
 
 
 def _measured(study: Study) -> pd.DataFrame:
@@ -88,12 +87,6 @@ def _on_pending(study: Study, measured: pd.DataFrame) -> Iterator[str]:
     if measured.empty:
         cells = len(tables.cells(study.runs))
         yield f"No run of {counted(cells, 'cell')} has completed, so nothing can be compared yet."
-
-
-def _named_conclusions(study: Study, name: str, group: pd.DataFrame) -> Iterator[str]:
-    """Yield the conclusions on a group of cells, each after the group's name if it has one."""
-    for line in filter(None, _conclusions(study, group)):
-        yield f"{name}: {line}" if name else line
 
 
 def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
@@ -139,43 +132,34 @@ def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     The name says in words what distinguishes the group. It is empty if there is one group.
     """
     context = [name for name in varying(cells) if columns.role(name) == "context"]
-    if not context:
+    if context:
+        for key, group in cells.groupby([cells.index.get_level_values(name) for name in context]):
+            yield settings_in_words(context, key), group
+    elif len(cells):
         yield "", cells
-        return
-    for key, group in cells.groupby([cells.index.get_level_values(name) for name in context]):
-        yield settings_in_words(context, key), group
 
 
-def _conclusions(study: Study, cells: pd.DataFrame) -> Iterator[str]:
-    """Yield sentences that compare cells of equal model, data set and hardware. They name the best
-    cells and the speed-up from more workers, and count the cells whose test accuracy is not above
-    chance.
+def _conclusions(study: Study, name: str, cells: pd.DataFrame) -> list[str]:
+    """Return sentences that compare cells of equal model, data set and hardware, each after the
+    group's name if it has one. They name the best cells and the speed-up from more workers, and
+    count the cells whose test accuracy is not above chance.
     """
-    part, has_learned = evaluated_part(study.runs), cells["has_learned"].fillna(True).astype(bool)
+    has_learned = cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
-    score = score_said("test_accuracy", part)
+    not_above = f"({score_said('test_accuracy', evaluated_part(study.runs))} not above chance)"
     if learned.empty:
-        if len(cells) == 1:
-            yield (
-                f"The only cell has not learned ({score} not above chance), so no cell is "
-                "recommended."
-            )
-            return
-        yield (
-            f"None of {counted(len(cells), 'cell')} has learned ({score} not above chance), so no "
-            "cell is recommended."
+        which = "The only cell has not" if len(cells) == 1 else f"None of {len(cells)} cells has"
+        lines = [f"{which} learned {not_above}, so no cell is recommended."]
+        lines += [_times(study, cells)] * (len(cells) > 1)
+    else:
+        best = _after_equal_time if ends_in_rounds(study) else _fastest_and_most_accurate
+        lines = [*best(study, learned), *_more_workers(cells)]
+    if len(learned) and len(others):
+        lines.append(
+            f"{len(others)} of {counted(len(cells), 'cell')} did not learn {not_above}: "
+            f"{_some(others['brief'])}."
         )
-        yield _times(study, cells)
-        return
-    yield from (_after_equal_time if ends_in_rounds(study) else _fastest_and_most_accurate)(
-        study, learned
-    )
-    yield from _more_workers(cells)
-    if len(others):
-        yield (
-            f"{len(others)} of {counted(len(cells), 'cell')} did not learn ({score} not above "
-            f"chance): {_some(others['brief'])}."
-        )
+    return [f"{name}: {line}" if name else line for line in lines if line]
 
 
 def _times(study: Study, cells: pd.DataFrame) -> str:
@@ -183,8 +167,10 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
     by_time = cells.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
     if by_time.empty:
         return ""
-    ends = (by_time.iloc[0], by_time.iloc[-1])
-    shortest, longest = (f"{_shown(row, 'train_seconds')} s ({row['brief']})" for row in ends)
+    shortest, longest = (
+        f"{_shown(row, 'train_seconds')} s ({row['brief']})"
+        for row in (by_time.iloc[0], by_time.iloc[-1])
+    )
     return f"Training{_for(study)} took {shortest} to {longest}."
 
 
@@ -195,64 +181,52 @@ def _for(study: Study) -> str:
 
 
 def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[str]:
-    metric = next(
-        (name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()), None
-    )
-    accuracy_name = (
-        score_said("test_accuracy", evaluated_part(study.runs))
-        if metric == "test_accuracy"
-        else "training accuracy"
-    )
+    """Yield sentences that name the fastest of the accurate cells, with its rivals, the most
+    accurate cell, and the fastest one, as far as they differ.
+    """
+    metrics = [name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()]
+    metric = metrics[0] if metrics else ""
+    part = "training" if metric == "train_accuracy" else evaluated_part(study.runs)
+    accuracy = score_said("test_accuracy", part)
+    by_time = learned.sort_values("train_seconds", kind="stable")
+    by_accuracy = by_time.sort_values(metric, ascending=False, kind="stable") if metric else by_time
     candidates = fastest_accurate(learned)
     # No cell has a time, no accurate cell has one, or all runs ended before their first epoch.
     if candidates.empty:
         if metric:
-            yield from _most_accurate(learned.dropna(subset=metric), metric, accuracy_name)
+            best = learned.sort_values(metric, ascending=False, kind="stable").iloc[0]
+            found = f"{best['words']}, with {accuracy} {_both(best, metric)}"
+            yield f"Most accurate: {found} ({_seeds(best['n'])})."
         return
-    best, rivals = candidates.iloc[0], [_rivals(candidates, candidates.iloc[0])]
-    seconds = _shown(best, "train_seconds")
-    result = f"{seconds} s of training{_for(study)}"
-    if metric:
-        result += f" and {accuracy_name} {_both(best, metric)}"
-    if metric and best[f"{metric}_ci95"] > ACCURACY_MARGIN and len(learned) > len(candidates):
-        half_width = f"{best[f'{metric}_ci95']:.2g}"
-        rivals.append(
-            f"Its accuracy is known only to ± {half_width}: less accurate cells may be as good."
-        )
+    best = candidates.iloc[0]
+    result = f"{_shown(best, 'train_seconds')} s of training{_for(study)}"
+    result += f" and {accuracy} {_both(best, metric)}" if metric else ""
     named = f"{best['words']}, with {result} ({_seeds(best['n'])})."
-    if not metric or len(learned) < 2:
-        yield joined([f"Fastest: {named}", *rivals])
-        return
-    fastest = learned.sort_values("train_seconds", kind="stable")
-    most_accurate = fastest.sort_values(metric, ascending=False, kind="stable").iloc[0]
-    if most_accurate.name == best.name:
-        rivals.append("No cell is more accurate.")
-    first = f"Fastest within {ACCURACY_MARGIN:g} of the best {accuracy_name}: {named}"
-    yield joined([first, *rivals])
-    if most_accurate.name != best.name:
-        yield f"Most accurate: {_scored(most_accurate, metric)}."
-    if fastest.index[0] != best.name:
-        yield f"Faster, but less accurate: {_scored(fastest.iloc[0], metric)}."
+    is_choice = bool(metric) and len(learned) > 1
+    half_width = best[f"{metric}_ci95"] if metric else 0.0
+    is_unsure = half_width > ACCURACY_MARGIN and len(learned) > len(candidates)
+    is_best, is_fastest = (rows.index[0] == best.name for rows in (by_accuracy, by_time))
+    within = f" within {ACCURACY_MARGIN:g} of the best {accuracy}" if is_choice else ""
+    unsure = (
+        f"Its accuracy is known only to ± {half_width:.2g}: less accurate cells may be as good."
+    )
+    yield joined([
+        f"Fastest{within}: {named}",
+        _rivals(candidates, best),
+        unsure if is_unsure else "",
+        "No cell is more accurate." if is_choice and is_best else "",
+    ])  # fmt: skip
+    if is_choice and not is_best:
+        yield f"Most accurate: {_scored(by_accuracy.iloc[0], metric)}."
+    if is_choice and not is_fastest:
+        yield f"Faster, but less accurate: {_scored(by_time.iloc[0], metric)}."
 
 
 def _scored(row: pd.Series[Any], metric: str) -> str:
     """Return a cell's name with its accuracy and, if it is known, its training time."""
-    scored = f"{row['words']}, with {_both(row, metric)}"
-    if pd.isna(row["train_seconds"]):
-        return scored
-    return f"{scored} in {_shown(row, 'train_seconds')} s"
-
-
-def _most_accurate(cells: pd.DataFrame, metric: str, accuracy_name: str) -> Iterator[str]:
-    """Yield a sentence that names the most accurate of the given cells, if there are any, without
-    its training time.
-    """
-    if len(cells):
-        row = cells.sort_values(metric, ascending=False, kind="stable").iloc[0]
-        yield (
-            f"Most accurate: {row['words']}, with {accuracy_name} {_both(row, metric)} "
-            f"({_seeds(row['n'])})."
-        )
+    seconds = row["train_seconds"]
+    time = "" if pd.isna(seconds) else f" in {_shown(row, 'train_seconds')} s"
+    return f"{row['words']}, with {_both(row, metric)}{time}"
 
 
 def _more_workers(cells: pd.DataFrame) -> Iterator[str]:
@@ -309,8 +283,7 @@ def _both(row: pd.Series[Any], metric: str) -> str:
 
 
 def _seeds(n: int) -> str:
-    few = {1: "one seed", 2: "two seeds"}
-    return few.get(n) or f"mean of {n} seeds, 95 % interval"
+    return {1: "one seed", 2: "two seeds"}.get(n) or f"mean of {n} seeds, 95 % interval"
 
 
 def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seconds") -> str:
@@ -334,9 +307,8 @@ def _some(names: pd.Series[str]) -> str:
     Semicolons take the place of commas where names contain commas.
     """
     comma = "; " if any(", " in name for name in names[:_MAX_NAMED]) else ", "
-    if len(names) > _MAX_NAMED:
-        return first_of([*names], _MAX_NAMED, comma)
-    return listed([*names], comma)
+    some = first_of([*names], _MAX_NAMED, comma)
+    return some if len(names) > _MAX_NAMED else listed([*names], comma)
 
 
 def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
@@ -345,21 +317,18 @@ def _with_words(cells: pd.DataFrame) -> pd.DataFrame:
     """
     settings = [name for name in varying(cells) if columns.role(name) != "context"]
     others = [name for name in settings if name not in ("num_workers", "local_batch")]
-    named = []
+    names = []
     for row in cells.reset_index().to_dict("records"):
-        values: dict[str, Any] = {str(name): value for name, value in row.items()}
-        lists, workers = values["local_batches"], values["num_workers"]
-        batches = f"batches {lists}" if lists else f"batch {values['local_batch']}"
-        first = f"local {batches} on {counted(workers, 'worker')}"
-        rest = settings_in_words(others, [values[name] for name in others])
-        in_all = f"global batch {values['global_batch']}"
+        lists, in_all = row["local_batches"], f"global batch {row['global_batch']}"
+        batches = f"batches {lists}" if lists else f"batch {row['local_batch']}"
+        first = f"local {batches} on {counted(row['num_workers'], 'worker')}"
+        rest = settings_in_words(others, [row[name] for name in others])
         if rest and settings == others:  # there is no choice of batches and workers
-            named.append((rest, f"{first}, {in_all}"))
+            names.append((rest, f"{rest} ({first}, {in_all})"))
         else:
-            named.append((joined([first, rest], ", "), in_all))
-    return cells.assign(
-        words=[f"{brief} ({more})" for brief, more in named], brief=[brief for brief, _ in named]
-    )
+            brief = joined([first, rest], ", ")
+            names.append((brief, f"{brief} ({in_all})"))
+    return cells.assign(**dict(zip(("brief", "words"), zip(*names, strict=True), strict=True)))
 
 
 def against_published(study: Study) -> str:

@@ -5,7 +5,6 @@ that cells reach in equal time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -93,23 +92,18 @@ def idle_table(study: Study) -> pd.DataFrame:
     Returns:
         The table, indexed by `cell_keys`; it is empty for a study without rounds.
     """
-    runs = _by_run(study)
-    keys = cell_keys(study.runs)
+    runs, keys = _by_run(study), cell_keys(study.runs)
     idle = [*node_columns(runs), "idle_seconds"]
-    others = [
-        "idle_seconds_per_round",
-        "idle_share",
-        "exchange_share",
-        "examples_per_second",
+    shares = [
+        "idle_seconds_per_round", "idle_share", "exchange_share", "examples_per_second",
         "tokens_per_second",
-    ]
-    whole = summarise(runs, keys, ["rounds", *idle, *others])
-    grouped = runs.groupby(keys)
-    table = whole[["n", "rounds", *idle, *(f"{name}_ci95" for name in idle)]]
-    changes = {key: _change(cell, runs) for key, cell in grouped}
-    change = pd.DataFrame.from_dict(changes, orient="index").to_numpy(float).reshape(-1, 2)
-    table = table.assign(change=change[:, 0], change_ci95=change[:, 1])
-    return _in_order(table.join(whole[[*others, "idle_seconds_points"]]), grouped["policy"].first())
+    ]  # fmt: skip
+    groups = runs.groupby(keys)
+    table = summarise(runs, keys, ["rounds", *idle, *shares])
+    columns = ["n", "rounds", *idle, *(f"{name}_ci95" for name in idle), "change", "change_ci95"]
+    changes = pd.DataFrame([_change(cell, runs) for _, cell in groups], table.index, dtype=float)
+    table[["change", "change_ci95"]] = changes.reindex(columns=[0, 1])
+    return _in_order(table[[*columns, *shares, "idle_seconds_points"]], groups["policy"].first())
 
 
 def node_columns(table: pd.DataFrame) -> list[str]:
@@ -145,20 +139,15 @@ def loss_by_time(study: Study) -> pd.DataFrame:
     Returns:
         The table with the columns `n`, `train_loss` and `train_loss_ci95`.
     """
-    keys = cell_keys(study.runs)
     points = []
-    for key, curves in _loss_curves(study):
+    for curves in _loss_curves(study):
         first = max(curve["midpoint_seconds"].iloc[0] for curve in curves)
         last = min(curve["midpoint_seconds"].iloc[-1] for curve in curves)
-        times = np.linspace(first, last, min(len(curve) for curve in curves))
-        cell = dict(zip(keys, key, strict=True))
-        points += [
-            {**cell, "seed": curve["seed"].iloc[0], "elapsed_seconds": time, "train_loss": loss}
-            for curve in curves
-            for time, loss in zip(times, _loss_at(curve, times), strict=True)
-        ]
-    table = pd.DataFrame(points, columns=[*keys, "seed", "elapsed_seconds", "train_loss"])
-    return summarise(table, [*keys, "elapsed_seconds"], ["train_loss"])
+        times = np.linspace(first, last, min(map(len, curves)))
+        points += [_at(curve, times) for curve in curves]
+    keys = [*cell_keys(study.runs), "elapsed_seconds"]
+    table = pd.concat(points) if points else pd.DataFrame(columns=[*keys, "seed", "train_loss"])
+    return summarise(table, keys, ["train_loss"]).drop(columns="train_loss_points")
 
 
 @once
@@ -180,35 +169,17 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
     Returns:
         The table; it is empty for a study without rounds.
     """
-    keys = cell_keys(study.runs)
-    curves = dict(_loss_curves(study))
-    context = {
-        key: tuple(part for name, part in zip(keys, key, strict=True) if name != "variant")
-        for key in curves
-    }
-    shortest: dict[Any, float] = {}
-    for key, of_cell in curves.items():
-        last = min(curve["midpoint_seconds"].iloc[-1] for curve in of_cell)
-        shortest[context[key]] = min(last, shortest.get(context[key], last))
-    rows = []
-    for key, of_cell in curves.items():
-        seconds = shortest[context[key]]
-        for curve in of_cell:
-            row = {**dict(zip(keys, key, strict=True)), "elapsed_seconds": seconds}
-            row |= {name: curve[name].iloc[0] for name in ("policy", "seed")}
-            row["train_loss"] = float(_loss_at(curve, [seconds])[0])
-            examples = curve["num_examples"].cumsum()
-            row["num_examples"] = float(
-                np.interp(seconds, [0, *curve["elapsed_seconds"]], [0, *examples])
-            )
-            rows.append(row)
-    means = ["elapsed_seconds", "num_examples", "train_loss"]
-    table = pd.DataFrame(rows, columns=[*keys, "seed", "policy", *means])
-    losses = summarise(table, keys, means)
-    return _in_order(
-        losses[["n", *means, "train_loss_ci95", "train_loss_points"]],
-        table.groupby(keys)["policy"].first(),
-    )
+    keys, amounts = cell_keys(study.runs), ["elapsed_seconds", "num_examples", "train_loss"]
+    others = [name for name in keys if name != "variant"]
+    curves = [curve for of_cell in _loss_curves(study) for curve in of_cell]
+    columns = ["n", *amounts, "train_loss_ci95", "train_loss_points"]
+    if not curves:
+        return summarise(pd.DataFrame(columns=[*keys, "seed", *amounts]), keys, amounts)[columns]
+    ends = pd.concat([curve[[*others, "midpoint_seconds"]].iloc[-1:] for curve in curves])
+    shortest = ends.groupby(others)["midpoint_seconds"].transform("min")
+    table = pd.concat(map(_at, curves, shortest.to_numpy()[:, None]))
+    policies = table.groupby(keys)["policy"].first()
+    return _in_order(summarise(table, keys, amounts)[columns], policies)
 
 
 _LENGTH = "data.sequence_length"
@@ -220,42 +191,38 @@ def _by_run(study: Study) -> pd.DataFrame:
     its idle and exchange times. Runs that differ in allocation and seed only have the same number
     in the column `everything_else`.
     """
-    told = study.runs
-    alike = told.drop(
-        columns=[name for name in told if str(name).partition(".")[0] == "allocation"]
-    )
-    asked = chosen(told)
-    lists = [name for name in ALLOCATION_LISTS if name in asked]
-    known = keyed(told).assign(
+    runs = study.runs
+    alike = runs.drop(columns=[name for name in runs if str(name).startswith("allocation")])
+    given = chosen(runs)
+    lists = [name for name in ALLOCATION_LISTS if name in given]
+    known = keyed(runs).assign(
         everything_else=keyed(alike).groupby(cell_keys(alike)).ngroup(),
-        policy=asked["allocation"],
-        is_baseline=(asked["allocation"] == "uniform") & asked[lists].isna().all(axis="columns"),
+        policy=given["allocation"],
+        is_baseline=(given["allocation"] == "uniform") & given[lists].isna().all(axis="columns"),
     )
     times, rounds = round_times(study), _timed(study)
     # Totals must not depend on where epochs end: cut rounds count only where a run has no others.
     counts = rounds["is_whole"] | ~rounds.groupby("run_id")["is_whole"].transform("any")
     rounds = rounds[counts]
     times = times.loc[pd.MultiIndex.from_frame(rounds[["run_id", "round"]].drop_duplicates())]
-    sums = (
-        times.drop(columns=["train_loss", "elapsed_seconds", "midpoint_seconds"])
-        .groupby(level="run_id")
-        .sum()
-    )
+    grouped = times.groupby(level="run_id")
+    amounts = ["num_examples", "seconds", "worker_seconds", "idle_seconds", "exchange_seconds"]
+    sums, num_rounds = grouped[amounts].sum(), grouped.size()
     by_run = pd.DataFrame({
-        "rounds": times.groupby(level="run_id").size(),
+        "rounds": num_rounds,
         "idle_seconds": sums["idle_seconds"],
         "idle_share": sums["idle_seconds"] / sums["worker_seconds"],
         "exchange_share": sums["exchange_seconds"] / sums["worker_seconds"],
         "examples_per_second": sums["num_examples"] / sums["seconds"],
+        "idle_seconds_per_round": sums["idle_seconds"] / num_rounds,
     })  # fmt: skip
-    by_run["idle_seconds_per_round"] = by_run["idle_seconds"] / by_run["rounds"]
-    settings = study.runs.set_index("run_id").reindex(by_run.index, columns=[_LENGTH])
-    by_run["tokens_per_second"] = by_run["examples_per_second"] * settings[_LENGTH].astype(float)
+    settings = runs.set_index("run_id").reindex(by_run.index, columns=[_LENGTH]).astype(float)
+    by_run["tokens_per_second"] = by_run["examples_per_second"] * settings[_LENGTH]
     of_nodes = rounds.pivot_table(
         index="run_id", columns="worker", values="idle_seconds", aggfunc="sum"
     )
     by_run = by_run.join(of_nodes.rename(columns=lambda worker: NODE.format(worker + 1)))
-    columns = ["run_id", "seed", "everything_else", "policy", "is_baseline", *cell_keys(told)]
+    columns = ["run_id", "seed", "everything_else", "policy", "is_baseline", *cell_keys(runs)]
     return known.loc[known["status"] == "completed", columns].merge(by_run, on="run_id")
 
 
@@ -290,21 +257,29 @@ def _over(part: float, whole: float) -> float:
     return float(part / whole) if whole else float("nan")
 
 
-def _loss_curves(study: Study) -> Iterator[tuple[Any, list[pd.DataFrame]]]:
-    """Yield the settings of each cell and the loss curves of its completed runs, if any has a
-    curve. A curve is a table of the rounds that have a training loss.
+def _loss_curves(study: Study) -> Iterator[list[pd.DataFrame]]:
+    """Yield the loss curves of the completed runs of each cell that has some. A curve is a table of
+    the rounds that have a training loss, with the settings of the cell.
     """
     keys, times = cell_keys(study.runs), round_times(study)
     known = keyed(study.runs).assign(policy=chosen(study.runs)["allocation"])
     completed = known.loc[known["status"] == "completed", ["run_id", "seed", "policy", *keys]]
-    joined = times[times["train_loss"].notna()].reset_index().merge(completed, on="run_id")
-    for key, cell in joined.groupby(keys):
-        yield key, [curve.set_index("round") for _, curve in cell.groupby("run_id")]
+    curves = times[times["train_loss"].notna()].reset_index().merge(completed, on="run_id")
+    for _, cell in curves.groupby(keys):
+        yield [curve for _, curve in cell.groupby("run_id")]
 
 
-def _loss_at(curve: pd.DataFrame, seconds: ArrayLike) -> Any:
-    return np.interp(
-        np.asarray(seconds, float), curve["midpoint_seconds"], curve["train_loss"], left=np.nan
+def _at(curve: pd.DataFrame, seconds: ArrayLike) -> pd.DataFrame:
+    """Return a run's training loss and the examples that it trained on at elapsed times; the loss
+    is NaN before the midpoint of the first round.
+    """
+    times = np.asarray(seconds, float)
+    ends, examples = curve["elapsed_seconds"], curve["num_examples"].cumsum()
+    first = curve.iloc[[0] * len(times)].drop(columns=["midpoint_seconds"])
+    return first.assign(
+        elapsed_seconds=times,
+        train_loss=np.interp(times, curve["midpoint_seconds"], curve["train_loss"], left=np.nan),
+        num_examples=np.interp(times, [0, *ends], [0, *examples]),
     )
 
 
