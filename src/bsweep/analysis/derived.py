@@ -27,16 +27,14 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
     """
     known = runs.assign(local_batches=_local_batches(runs, rounds), num_classes=_num_classes(runs))
     in_rounds, last = of_rounds(runs), rounds.drop_duplicates("run_id", keep="last")
-    of_last_round = runs["run_id"].map(last.set_index("run_id")["train_loss"])
+    losses = runs["run_id"].map(last.set_index("run_id")["train_loss"])
+    has_rounds = in_rounds & runs["run_id"].isin(last["run_id"])
+    rates = _numbers(runs, "learning_rate").fillna(_learning_rate(known))
     return known.assign(
-        train_loss=runs["train_loss"].mask(
-            in_rounds & runs["run_id"].isin(last["run_id"]), of_last_round
-        ),
+        train_loss=runs["train_loss"].mask(has_rounds, losses),
         train_accuracy=runs["train_accuracy"].mask(in_rounds),
-        learning_rate=pd.to_numeric(_column(runs, "learning_rate"))
-        .fillna(_learning_rate(known))
-        .astype(float),
-        chance=pd.to_numeric(_column(runs, "chance")).fillna(1 / known["num_classes"]),
+        learning_rate=rates.astype(float),
+        chance=_numbers(runs, "chance").fillna(1 / known["num_classes"]),
         num_test=_num_test(runs),
     )
 
@@ -49,21 +47,16 @@ def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.D
     epoch.
     """
     others = epochs[~epochs["run_id"].isin(evaluations["run_id"])]
-    examples = others["images_per_second"] * others["train_seconds"]
-    parts = (
-        others[["num_steps", "train_seconds"]].assign(num_examples=examples.round()).astype(float)
-    )
+    examples = (others["images_per_second"] * others["train_seconds"]).round()
+    amounts = others[["num_steps", "train_seconds"]].assign(num_examples=examples).astype(float)
     ends = others[["run_id", "epoch", "test_loss", "test_accuracy"]].assign(
         epochs_done=others["epoch"].astype(float)
     )
-    ends = ends.join(parts.groupby(others["run_id"]).cumsum())
-    found = (
-        pd.concat([table for table in (evaluations, ends) if len(table)])
-        if len(ends)
-        else evaluations
-    )
+    ends = ends.join(amounts.groupby(others["run_id"]).cumsum())
+    rows = pd.concat([table for table in (evaluations, ends) if len(table)] or [evaluations])
     return columns.as_table(
-        found.sort_values("run_id", kind="stable", ignore_index=True), columns.TABLES["evaluations"]
+        rows.sort_values("run_id", kind="stable", ignore_index=True),
+        columns.TABLES["evaluations"],
     )
 
 
@@ -73,18 +66,10 @@ def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     The energy is NaN for a run with an epoch that does not record it. The runs are unchanged if no
     epoch records it, or if they have the column already.
     """
-    if (
-        "energy_joules" in runs
-        or "energy_joules" not in epochs
-        or epochs["energy_joules"].isna().all()
-    ):
+    energies = epochs.get("energy_joules", pd.Series(dtype=float)).astype(float)
+    if "energy_joules" in runs or energies.isna().all():
         return runs
-    sums = (
-        epochs["energy_joules"]
-        .astype(float)
-        .groupby(epochs["run_id"])
-        .agg(lambda of: of.sum(skipna=False))
-    )
+    sums = energies.groupby(epochs["run_id"]).agg(lambda values: values.sum(skipna=False))
     return runs.assign(energy_joules=runs["run_id"].map(sums))
 
 
@@ -119,23 +104,23 @@ def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
     used = list(dict.fromkeys(ranks))
     if len(used) < 2:
         return "1 node"
-    of_workers = [workers[host] for host in used if workers[host]]
-    if len(set(of_workers)) == 1 and not any(workers[host] and servers[host] for host in used):
-        text = counted(len(of_workers), "node")
-        return (
-            f"{text} and {len(used) - len(of_workers)} of servers"
-            if len(used) > len(of_workers)
-            else text
-        )
+    counts = [workers[host] for host in used if workers[host]]
+    if len(set(counts)) == 1 and not any(workers[host] and servers[host] for host in used):
+        others = len(used) - len(counts)
+        return counted(len(counts), "node") + (f" and {others} of servers" if others else "")
     parts = [
-        f"{workers[host]} + {servers[host]} servers" if servers[host] else f"{workers[host]}"
+        f"{workers[host]}" + (f" + {servers[host]} servers" if servers[host] else "")
         for host in used
     ]
     return f"nodes of {', '.join(parts)}"
 
 
 def _column(runs: pd.DataFrame, name: str) -> pd.Series:
-    return runs[name] if name in runs else pd.Series(None, index=runs.index, dtype=object)
+    return runs.get(name, pd.Series(None, index=runs.index, dtype=object))
+
+
+def _numbers(runs: pd.DataFrame, name: str) -> pd.Series[float]:
+    return pd.to_numeric(_column(runs, name))
 
 
 def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
@@ -145,26 +130,14 @@ def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
     The list is the most frequent one of the run's recorded rounds, or the given one if no rounds
     were recorded.
     """
-    given = (
-        _column(runs, "allocation.local_batches")
-        .astype(object)
-        .fillna("")
-        .astype(str)
-        .str.replace(", ", "/")
-    )
+    texts = _column(runs, "allocation.local_batches").astype(object).fillna("").astype(str)
+    given = texts.str.replace(", ", "/")
     if len(rounds):
-        passes = (
-            runs.set_index("run_id")["accumulation_steps"]
-            .reindex(rounds["run_id"])
-            .fillna(1)
-            .to_numpy(int)
-        )
-        batches = (rounds["local_batch"] // passes).astype(str)
+        passes = runs.set_index("run_id")["accumulation_steps"].reindex(rounds["run_id"])
+        batches = (rounds["local_batch"] // passes.fillna(1).to_numpy(int)).astype(str)
         lists = batches.groupby([rounds["run_id"], rounds["round"]]).agg("/".join)
-        seen = runs["run_id"].map(
-            lists.groupby(level="run_id").agg(lambda of_run: of_run.mode()[0])
-        )
-        given = seen.where(seen.notna(), given)
+        commonest = lists.groupby(level="run_id").agg(lambda texts: texts.mode()[0])
+        given = runs["run_id"].map(commonest).fillna(given)
     pairs = zip(given, runs["local_batch"], strict=True)
     return pd.Series(
         ["" if set(text.split("/")) <= {str(even)} else text for text, even in pairs], runs.index
@@ -175,9 +148,8 @@ def _num_classes(runs: pd.DataFrame) -> pd.Series:
     """Return for each run the number of classes of its data set (256 for text that is read as
     bytes), or NaN where the number is not known.
     """
-    data, given = _column(runs, "data"), pd.to_numeric(_column(runs, "data.num_classes"))
-    tokenizer = _column(runs, "data.tokenizer")
-    known = pd.to_numeric(_column(runs, "num_classes")).fillna(given)
+    data, tokenizer = _column(runs, "data"), _column(runs, "data.tokenizer")
+    known = _numbers(runs, "num_classes").fillna(_numbers(runs, "data.num_classes"))
     known = known.mask(known.isna() & (runs["is_cifar10"].eq(True) | (data == "digits")), 10)
     is_bytes = (data == "text") & (tokenizer.isna() | (tokenizer == ""))
     return known.mask(known.isna() & is_bytes, _BYTES).astype(float)
@@ -187,13 +159,10 @@ def _num_test(runs: pd.DataFrame) -> pd.Series:
     """Return for each run the number of test examples (for text, of tokens) over which its test
     accuracy is a mean; NaN where unknown.
     """
-    known = pd.to_numeric(_column(runs, "num_test")).fillna(
-        pd.to_numeric(_column(runs, "data.num_test"))
-    )
+    known = _numbers(runs, "num_test").fillna(_numbers(runs, "data.num_test"))
     known = known.mask(known.isna() & runs["is_cifar10"].eq(True), _CIFAR10_TEST)
-    return known.mask(known.isna() & (_column(runs, "data") == "digits"), _DIGITS_TEST).astype(
-        float
-    )
+    is_digits = _column(runs, "data") == "digits"
+    return known.mask(known.isna() & is_digits, _DIGITS_TEST).astype(float)
 
 
 def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
@@ -203,16 +172,16 @@ def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
     It stands in for a rate that was not recorded, in published runs and runs that have not begun.
     The rate is that of the first worker, and NaN where a part of the rule is not known.
     """
-    of_first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce").fillna(
-        runs["local_batch"]
+    first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce")
+    own = first.fillna(runs["local_batch"]) * _numbers(runs, "accumulation_steps").fillna(1)
+    rates = map(
+        lambda lr, rule, reference, examples, workers: scaled_rate(
+            lr, rule, reference_batch=reference, rate_batch=examples, num_workers=workers
+        ),
+        runs["lr"],
+        runs["lr_rule"].astype(object).fillna("fixed"),
+        _numbers(runs, "optimizer.reference_batch").astype(float),
+        own.where(runs["strategy"] == "diloco", runs["global_batch"]).astype(float),
+        runs["num_workers"],
     )
-    own = of_first * pd.to_numeric(runs["accumulation_steps"]).fillna(1)
-    batch = own.where(runs["strategy"] == "diloco", runs["global_batch"]).astype(float)
-    references = pd.to_numeric(_column(runs, "optimizer.reference_batch")).astype(float)
-    rules = runs["lr_rule"].astype(object).fillna("fixed")
-    rows = zip(runs["lr"], rules, references, batch, runs["num_workers"], strict=True)
-    rates = [
-        scaled_rate(lr, rule, reference_batch=reference, rate_batch=examples, num_workers=workers)
-        for lr, rule, reference, examples, workers in rows
-    ]
-    return pd.Series(rates, runs.index, dtype=float)
+    return pd.Series([*rates], runs.index, dtype=float)

@@ -57,7 +57,10 @@ def cell_keys(runs: pd.DataFrame) -> list[str]:
     Returns:
         The names of the columns.
     """
-    return [*(name for name in _told_apart(_filled(runs))[0] if not _of_exchange(name)), *_ALWAYS]
+    return [
+        *(name for name in _split_settings(_filled(runs))[0] if not _of_exchange(name)),
+        *_ALWAYS,
+    ]
 
 
 _ALWAYS = ("variant", "num_workers", "local_batch")
@@ -75,7 +78,7 @@ def entangled(runs: pd.DataFrame) -> list[str]:
     Returns:
         The names of the columns.
     """
-    return _told_apart(_filled(runs))[1]
+    return _split_settings(_filled(runs))[1]
 
 
 @once
@@ -85,28 +88,24 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
 
     No setting that some run has is null, so that the runs can be grouped by their settings. The
     variant is the strategy, followed by those of the settings in `_EXCHANGE` that differ within the
-    study and that `_said` names, such as `parameter_server layer` or `horovod topk 0.01`. It leaves
-    out the strategy if all runs share it and each run has such a setting.
+    study and that `_part_of_name` names, such as `parameter_server layer` or `horovod topk 0.01`.
+    It leaves out the strategy if all runs share it and each run has such a setting.
     """
-    asked, filled = chosen(runs), _filled(runs)
-    kept, mixed = _told_apart(filled)
-    told_apart = sorted(
-        (
-            name
-            for name in settings(runs)
-            if _of_exchange(name) and name not in mixed and filled[name].nunique() > 1
-        ),
-        key=lambda name: (
-            _EXCHANGE.index(name.partition(".")[0]),
-            "." in name,
-        ),  # a policy before its settings
-    )
-    strategies = filled.groupby("strategy")
+    given, filled = chosen(runs), _filled(runs)
+    kept, mixed = _split_settings(filled)
     details = [""] * len(runs)
-    for name in told_apart:
-        tells_apart = (strategies[name].transform("nunique") > 1) & (name in kept)
-        said = map(partial(_said, name), asked[name], tells_apart)
-        details = [f"{detail} {word}".strip() for detail, word in zip(details, said, strict=True)]
+    exchanges = [
+        name
+        for name in settings(runs)
+        if _of_exchange(name) and name not in mixed and filled[name].nunique() > 1
+    ]
+    # A policy comes before its settings.
+    exchanges.sort(key=lambda name: (_EXCHANGE.index(name.partition(".")[0]), "." in name))
+    for name in exchanges:
+        values = filled.groupby("strategy")[name].transform("nunique")
+        tells_apart = (values > 1) & (name in kept)
+        parts = map(partial(_part_of_name, name), given[name], tells_apart)
+        details = [f"{detail} {part}".strip() for detail, part in zip(details, parts, strict=True)]
     is_shared = runs["strategy"].nunique() == 1 and all(details)
     pairs = zip(runs["strategy"], details, strict=True)
     return filled.assign(
@@ -122,19 +121,21 @@ def chosen(runs: pd.DataFrame) -> pd.DataFrame:
     already says what was chosen. Runs that name no batching have the batching `fixed`.
     """
     if "batching" in runs:
-        runs = runs.assign(
-            batching=runs["batching"].where(
-                runs["batching"].notna() & (runs["batching"] != ""), "fixed"
-            )
-        )
+        runs = runs.assign(batching=_or_else(runs["batching"], "fixed"))
     if "allocation" not in runs or runs["allocation"].isna().all():
         return runs
-    allocation = runs["allocation"].where(
-        runs["allocation"].notna() & (runs["allocation"] != ""), "uniform"
-    )
+    allocation = _or_else(runs["allocation"], "uniform")
     lists = [name for name in ALLOCATION_LISTS if name in runs]
     given = {name: runs[name].astype(object).where(allocation == "uniform") for name in lists}
     return runs.assign(allocation=allocation, **given)
+
+
+def _or_else(values: pd.Series, default: str) -> pd.Series:
+    return values.where(~_is_missing(values), default)
+
+
+def _is_missing(values: pd.Series) -> pd.Series[bool]:
+    return values.isna() | (values == "")
 
 
 def in_common(studies: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -144,13 +145,12 @@ def in_common(studies: Sequence[pd.DataFrame]) -> pd.DataFrame:
     Every other setting, such as a learning rate that all runs of a study share, gets the value of
     the first run: it tells studies apart, and not cells.
     """
-    kept = {name for runs in studies for name in _told_apart(_filled(runs))[0]}
+    kept = {name for runs in studies for name in _split_settings(_filled(runs))[0]}
     if max(runs["strategy"].nunique() for runs in studies) > 1:
         kept.add("strategy")
     together = pd.concat(studies, ignore_index=True)
-    first = [0] * len(together)
     shared = {
-        name: together[name].iloc[first].set_axis(together.index)
+        name: together[name].iloc[[0] * len(together)].set_axis(together.index)
         for name in ("strategy", *settings(together))
         if name not in kept
     }
@@ -182,7 +182,10 @@ def varying(table: pd.DataFrame) -> list[str]:
     return [name for name in levels(table) if table.index.get_level_values(name).nunique() > 1]
 
 
-def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
+def _split_settings(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Return the settings that tell cells apart, and the `entangled` ones, given a table of runs
+    with missing settings filled in.
+    """
     kept: list[str] = []
     mixed: list[str] = []
     # Placement and settings of a policy come last, because they follow from other settings.
@@ -190,15 +193,12 @@ def _told_apart(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
     for column in sorted(
         settings(filled), key=lambda name: (name in last, _of_exchange(name) and "." in name)
     ):
-        if filled[column].nunique() < 2 or _follows(filled, column, [*kept, "strategy"]):
+        others = [*kept, "strategy"]
+        if filled[column].nunique() < 2 or _follows(filled, column, others):
             continue
         may_follow = columns.role(column) in ("minor", "placement")
-        if may_follow and _follows(
-            filled, column, [*kept, "strategy", "num_workers", "local_batch"]
-        ):
-            mixed.append(column)
-        else:
-            kept.append(column)
+        is_mixed = may_follow and _follows(filled, column, [*others, "num_workers", "local_batch"])
+        (mixed if is_mixed else kept).append(column)
     return kept, mixed
 
 
@@ -213,7 +213,7 @@ def _of_exchange(column: str) -> bool:
     return column.partition(".")[0] in _EXCHANGE
 
 
-def _said(column: str, value: object, tells_apart: bool) -> str:
+def _part_of_name(column: str, value: object, tells_apart: bool) -> str:
     """Return the part that one setting adds to the short name of a run, such as `topk`; "" if the
     name leaves the setting out. The column `variant` of a table holds these short names.
 
@@ -223,17 +223,13 @@ def _said(column: str, value: object, tells_apart: bool) -> str:
     `horovod`.
     """
     text, name = setting_text(value).replace(", ", ","), column.rpartition(".")[2]
-    if _is_missing(value) or text in ("none", "False"):
+    if pd.isna(value) or text in ("", "none", "False"):  # type: ignore[call-overload]
         return ""
-    if text == "True":
-        return name if tells_apart else ""
     if text[0].isalpha() or (text.isalnum() and not text.isdecimal()):  # such as 1f1b
-        return text if tells_apart or text not in _UNSAID else ""
+        is_flag = text == "True"
+        is_shown = tells_apart or not (is_flag or text in _UNSAID)
+        return (name if is_flag else text) if is_shown else ""
     return (text if name == "density" else f"{name} {text}") if tells_apart else ""
-
-
-def _is_missing(value: object) -> bool:
-    return value is None or value == "" or value != value  # NaN
 
 
 def settings(runs: pd.DataFrame) -> list[str]:
@@ -259,27 +255,24 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     them found the same one; else its text is `unknown`. Missing threads are first taken from a run
     with equal placement and workers. The text is `none` for a setting that was not given.
     """
-    runs = chosen(runs)
+    filled = chosen(runs).copy()
     if "threads" in runs:
         # On GPUs, the threads of the CPU compute nothing.
-        is_on_gpus = runs["device"].notna() & ~runs["device"].isin(["", "cpu"])
-        runs = runs.assign(threads=runs["threads"].mask(is_on_gpus))
+        is_on_gpus = ~_is_missing(runs["device"]) & (runs["device"] != "cpu")
+        filled["threads"] = runs["threads"].mask(is_on_gpus)
         # Runs with equal placement and workers are taken to have equal threads.
-        alike = runs.groupby(["placement", "num_workers"], dropna=False)["threads"]
-        runs = runs.assign(
-            threads=runs["threads"].fillna(alike.transform("first")).mask(is_on_gpus)
-        )
-    filled = runs.copy()
-    for column in settings(runs):
-        values = runs[column].astype(object).where(runs[column].notna() & (runs[column] != ""))
-        known = values.dropna().unique()
-        if not len(known) or not values.isna().any():
+        alike = filled.groupby(["placement", "num_workers"], dropna=False)["threads"]
+        threads = filled["threads"].fillna(alike.transform("first"))
+        filled["threads"] = threads.mask(is_on_gpus)
+    for column in settings(filled):
+        is_missing = _is_missing(filled[column])
+        if not is_missing.any() or is_missing.all():
             continue
-        if column in _FOUND_OUT and len(known) == 1:
-            filled[column] = values.where(values.notna(), known[0])
+        values = filled[column].astype(object)
+        found = values[~is_missing].unique()
+        if column in _FOUND_OUT and len(found) == 1:
+            filled[column] = values.where(~is_missing, found[0])
         else:
-            missing = "unknown" if column in _FOUND_OUT else "none"
-            filled[column] = [
-                missing if pd.isna(value) else setting_text(value) for value in values
-            ]
+            default = "unknown" if column in _FOUND_OUT else "none"
+            filled[column] = values.map(setting_text).where(~is_missing, default)
     return filled
