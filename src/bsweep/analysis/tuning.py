@@ -5,6 +5,7 @@ rates.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,12 +29,8 @@ def rate_settings(runs: pd.DataFrame) -> list[str]:
     keys = cell_keys(runs)
     rates = [name for name in keys if name in RATES]
     others = [name for name in keys if name not in RATES]
-    if (
-        not rates
-        or runs.groupby([keyed(runs)[name] for name in others])["learning_rate"].nunique().max() < 2
-    ):
-        return []
-    return rates
+    num_rates = keyed(runs).groupby(others)["learning_rate"].nunique()
+    return rates if num_rates.max() > 1 else []
 
 
 @once
@@ -64,12 +61,11 @@ def rates(study: Study) -> pd.DataFrame:
     score = runs[metric].astype(float)
     if metric == "test_accuracy":
         score = score.mask(runs["status"] == "diverged")
-    known = keyed(study.runs).loc[runs.index].assign(score=score)
+    known = keyed(study.runs).loc[runs.index].assign(score=score, is_missed=score.isna())
+    is_missed = known.groupby([*keys, "seed"])["is_missed"].any()
     table = known.groupby(keys)[["learning_rate"]].first()
-    is_missed = known.assign(is_missed=known["score"].isna()).groupby([*keys, "seed"])["is_missed"]
-    table["missed"] = is_missed.any().groupby(level=keys).sum()
-    reached = known[known["score"].notna()]
-    table = table.join(summarise(reached, keys, ["score"]))
+    table["missed"] = is_missed.groupby(level=keys).sum()
+    table = table.join(summarise(known[~known["is_missed"]], keys, ["score"]))
     table["n"] = table["n"].fillna(0).astype(int)
     return _with_best(table.assign(metric=metric))
 
@@ -92,24 +88,24 @@ def _has_target(runs: pd.DataFrame) -> bool:
 
 def _with_best(table: pd.DataFrame) -> pd.DataFrame:
     others = [name for name in table.index.names if name not in RATES]
+    cells = table.groupby(level=others)
     sign = 1 if table["metric"].iloc[0] == "seconds_to_target" else -1
     share = table["missed"] / (table["missed"] + table["n"])
     order = table.assign(share=share, cost=sign * table["score"]).sort_values(
         ["share", "cost"], kind="stable"
     )
-    best = ~order.groupby(level=others).cumcount().astype(bool)
-    of_cell = table.groupby(level=others)["learning_rate"]
-    table = table.assign(
-        num_rates=of_cell.transform("nunique"), is_best=best.reindex(table.index) & (table["n"] > 0)
-    )
-    is_end = {"lowest": of_cell.transform("min"), "highest": of_cell.transform("max")}
-    table["at_edge"] = ""
-    for name, end in is_end.items():
-        is_last = (
-            table["is_best"] & (table["num_rates"] > 1) & np.isclose(table["learning_rate"], end)
+    is_first = ~order.groupby(level=others).cumcount().astype(bool)
+    num_rates = cells["learning_rate"].transform("nunique")
+    is_best = is_first.reindex(table.index) & (table["n"] > 0)
+    is_end = {
+        name: is_best & (num_rates > 1) & np.isclose(table["learning_rate"], end)
+        for name, end in (
+            ("highest", cells["learning_rate"].transform("max")),
+            ("lowest", cells["learning_rate"].transform("min")),
         )
-        table["at_edge"] = table["at_edge"].mask(is_last, name)
-    return table
+    }
+    at_edge = np.select([*is_end.values()], [*is_end], "")
+    return table.assign(num_rates=num_rates, is_best=is_best, at_edge=at_edge)
 
 
 def tuned(study: Study) -> Study:
@@ -124,15 +120,11 @@ def tuned(study: Study) -> Study:
     table = rates(study)
     if table.empty:
         return study
-    others = [name for name in table.index.names if name not in RATES]
-    has_best = table.groupby(level=others)["is_best"].transform("any")
-    best = table.index[table["is_best"] | ~has_best]
-    own = pd.MultiIndex.from_frame(keyed(study.runs)[list(table.index.names)])
+    cells = table.groupby(level=[name for name in table.index.names if name not in RATES])
+    kept = table.index[table["is_best"] | ~cells["is_best"].transform("any")]
+    settings = pd.MultiIndex.from_frame(keyed(study.runs)[[*table.index.names]])
     is_too_large = study.runs["status"] == "out_of_memory"
-    part = with_runs(study, pd.Series(own.isin(best), study.runs.index) | is_too_large)
-    same = {
-        name: value
-        for name, value in (("lr_rule", TUNED), ("optimizer.reference_batch", np.nan))
-        if name in part.runs
-    }
-    return replace(part, runs=part.runs.assign(**same))
+    best = with_runs(study, is_too_large | settings.isin(kept))
+    same: dict[str, Any] = {"lr_rule": TUNED, "optimizer.reference_batch": np.nan}
+    shared = {name: value for name, value in same.items() if name in best.runs}
+    return replace(best, runs=best.runs.assign(**shared))
