@@ -11,7 +11,6 @@ This package must not import the code that trains a run. It reads the files of r
 
 from bsweep.analysis.advice import against_published, headlines, winner
 from bsweep.analysis.answering import (
-    MOST_ANSWERS,
     answer_lines,
     answers,
     doubts,
@@ -35,7 +34,6 @@ from bsweep.analysis.idle import (
 )
 from bsweep.analysis.keys import cell_keys, entangled, levels, settings, varying
 from bsweep.analysis.learning import (
-    ACCURACY_MARGIN,
     accuracy_by_time,
     fastest_accurate,
     time_to_target,
@@ -71,10 +69,8 @@ from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target, target_of
 
 __all__ = [
-    "ACCURACY_MARGIN",
     "METRICS",
     "MIN_SEEDS_FOR_INTERVAL",
-    "MOST_ANSWERS",
     "Comparison",
     "Prediction",
     "Simulation",

@@ -83,7 +83,7 @@ def _target(study: Study) -> tuple[Target | None, str]:
     return common_target(study) or (None, "")
 
 
-def _predictions(study: Study) -> list[tuple[Answer, Prediction]]:
+def predictions(study: Study) -> list[tuple[Answer, Prediction]]:
     """Return the answers of a study that have a prediction, with it."""
     return [
         (answer, answer.prediction) for answer in answers(study) if answer.prediction is not None
@@ -105,7 +105,7 @@ def recommendations(study: Study) -> list[str]:
         One sentence for each element.
     """
     lines = [
-        _after(answer.where, line) for answer, _ in _predictions(study) for line in answer.sentences
+        _after(answer.where, line) for answer, _ in predictions(study) for line in answer.sentences
     ]
     _, origin = _target(study)
     return [*lines, *filter(None, [origin]), *_not_looked_at(study)] if lines else []
@@ -159,7 +159,7 @@ def in_short(study: Study) -> list[str]:
     assert answer.prediction is not None
     cell, sure, *_ = answer.prediction.brief()
     run_next = f"Run next: {answer.prediction.next_run()}."
-    others = len(_predictions(study)) - 1
+    others = len(predictions(study)) - 1
     more = f"The page has {counted(others, 'further recommendation')}." if others else ""
     origin = joined([_target(study)[1], more])
     networks = answer.prediction.network_lines()
@@ -233,7 +233,7 @@ def with_networks(
     )
     check_networks(larger)
     study = replace(study, larger=larger)
-    if any(prediction.network for _, prediction in _predictions(study)):
+    if any(prediction.network for _, prediction in predictions(study)):
         return study
     why = "no run of the study has completed."
     for answer in answers(study)[:1]:
@@ -283,7 +283,7 @@ def what_is_missing(study: Study) -> list[str]:
     for answer in answers(study):
         if answer.prediction is None:
             missing[" ".join(answer.sentences)].append(answer.where)
-    if len(missing) == 1 and not _predictions(study):
+    if len(missing) == 1 and not predictions(study):
         return [*missing]
     return [f"{joined(where, '; ')}: {line}" for line, where in missing.items()]
 

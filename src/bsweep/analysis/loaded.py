@@ -43,18 +43,16 @@ class LargerClusters:
         Returns:
             The options, each after a space; empty without a network.
         """
-        if not self.networks:
-            return ""
+        price = self.price_per_worker_hour
+        options = {
+            "--workers": ",".join(map(str, self.workers or ())),
+            "--price-per-worker-hour": "" if price is None else f"{price:.12g}",
+            "--measured-network": self.measured_network or "",
+            "--speeds": ",".join(f"{speed:.12g}" for speed in self.speeds),
+        }
         words = [word for network in self.networks for word in ("--network", network)]
-        if self.workers:
-            words += ["--workers", ",".join(map(str, self.workers))]
-        if self.price_per_worker_hour is not None:
-            words += ["--price-per-worker-hour", f"{self.price_per_worker_hour:.12g}"]
-        if self.measured_network is not None:
-            words += ["--measured-network", self.measured_network]
-        if self.speeds:
-            words += ["--speeds", ",".join(f"{speed:.12g}" for speed in self.speeds)]
-        return f" {shlex.join(words)}"
+        words += [word for pair in options.items() if pair[1] for word in pair]
+        return f" {shlex.join(words)}" if self.networks else ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

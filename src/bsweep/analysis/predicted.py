@@ -4,10 +4,12 @@ its bottleneck.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.answering import answers
+from bsweep.analysis.answering import predictions
 from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.loaded import Study
 from bsweep.analysis.once import once
@@ -44,33 +46,31 @@ def surface(study: Study) -> pd.DataFrame:
     Returns:
         The table with a plain index.
     """
-    parts = [
-        cells_of(answer.where, answer.prediction)
-        for answer in answers(study)
-        if answer.prediction is not None
-    ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    return _concatenated(
+        cells_of(answer.where, prediction) for answer, prediction in predictions(study)
+    )
+
+
+def _concatenated(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    tables = [*parts]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def cells_of(where: str, prediction: Prediction) -> pd.DataFrame:
     """Return the rows of `surface` for one part of a study."""
     cells, places = prediction.cells, np.arange(len(prediction.cells))
-    on_front = _on_front(prediction)
-    shares = (
-        cells[[f"{name}_seconds" for name in PARTS]]
-        .div(cells["seconds"], axis="index")
-        .set_axis(PARTS, axis=1)
-    )
+    is_on_front, probability = _on_front(prediction)
+    seconds = cells[[f"{name}_seconds" for name in PARTS]].set_axis(PARTS, axis=1)
+    shares = seconds.div(cells["seconds"], axis="index")
+    is_unreached = (cells["problem"] == "") & cells["is_unreached"]
     return cells.assign(
         where=where,
         target=str(prediction.target),
         is_recommended=places == prediction.choice.place,
         is_alternative=np.isin(places, prediction.choice.alternatives),
-        is_on_front=on_front[0],
-        probability_on_front=on_front[1],
-        problem=cells["problem"].mask(
-            (cells["problem"] == "") & cells["is_unreached"], NOT_REACHED
-        ),
+        is_on_front=is_on_front,
+        probability_on_front=probability,
+        problem=cells["problem"].mask(is_unreached, NOT_REACHED),
         bottleneck=shares.fillna(0).idxmax(axis="columns"),
         bottleneck_share=shares.max(axis="columns"),
     )
@@ -83,11 +83,13 @@ def _on_front(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
     An allowed cell is on the front if no other allowed cell takes less time for at most as many
     worker-seconds.
     """
-    logs, workers = prediction.forecast.log_seconds, prediction.cells["num_workers"].to_numpy(float)
-    allowed = prediction.cells["is_allowed"].to_numpy(bool)
-    by_draw = _undominated(np.where(allowed, logs, np.inf), workers).mean(axis=0)
-    medians = np.where(allowed, np.log(prediction.cells["seconds"].to_numpy(float)), np.inf)
-    return _undominated(medians[None], workers)[0] & allowed, np.where(allowed, by_draw, 0.0)
+    cells, workers = prediction.cells, prediction.cells["num_workers"].to_numpy(float)
+    allowed = cells["is_allowed"].to_numpy(bool)
+    medians = np.log(cells["seconds"].to_numpy(float))
+    by_median, *by_draw = _undominated(
+        np.where(allowed, np.vstack([medians, prediction.forecast.log_seconds]), np.inf), workers
+    )
+    return by_median & allowed, np.where(allowed, np.mean(by_draw, axis=0), 0.0)
 
 
 def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
@@ -99,12 +101,11 @@ def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
         workers: The worker counts, shape (cells,).
     """
     costs = log_seconds + np.log(workers)
-    found = np.ones(log_seconds.shape, bool)
-    for place in range(log_seconds.shape[1]):
-        is_sooner = log_seconds < log_seconds[:, [place]]
-        is_cheaper = costs <= costs[:, [place]]
-        found[:, place] = ~(is_sooner & is_cheaper).any(axis=1)
-    return found
+    is_dominated = [
+        ((log_seconds < seconds[:, None]) & (costs <= cost[:, None])).any(axis=1)
+        for seconds, cost in zip(log_seconds.T, costs.T, strict=True)
+    ]
+    return ~np.stack(is_dominated, axis=1)
 
 
 @once
@@ -121,9 +122,8 @@ def larger_clusters(study: Study) -> pd.DataFrame:
     Returns:
         The table with a plain index.
     """
-    parts = [
-        answer.prediction.curves.assign(where=answer.where, target=str(answer.prediction.target))
-        for answer in answers(study)
-        if answer.prediction is not None and answer.prediction.network
-    ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    return _concatenated(
+        prediction.curves.assign(where=answer.where, target=str(prediction.target))
+        for answer, prediction in predictions(study)
+        if prediction.network
+    )
