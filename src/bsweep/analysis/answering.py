@@ -3,9 +3,9 @@ a study, or which runs a recommendation still needs.
 
 Runs that differ in more than batch size, workers and seed do not compare. A study is therefore
 divided into parts of comparable runs, and each part has an answer of its own. Where a study ran
-several learning rates, each cell is taken at its best one (see `bsweep.analysis.tuning`), or each
+several learning rates, each cell is taken at its best one (see `tuning`), or each
 batch size if only `optimizer.lr` was varied. All parts have the target of
-`bsweep.analysis.common_target`.
+`common_target`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 report have in common.
 
 It is the target that the runs name, if they agree on one and some run reached it. Otherwise it is
-the target of `bsweep.analysis.supported`, over the cells of the study at their best learning rates.
+the target of `supported`, over the cells of the study at their best learning rates.
 If there is none, it is the target that the runs agree on, although no run reached it.
 """
 

@@ -72,7 +72,7 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     """Return the training seconds in which each cell and seed reaches a target.
 
     The table is indexed by `cell_keys` and `seed`. Columns: `target`; `reached`; `seconds`, by the
-    rule of `bsweep.analysis.targets`, NaN where the target is not reached. For a seed that was run
+    rule of `targets`, NaN where the target is not reached. For a seed that was run
     again, `seconds` is the mean, if all its runs reach the target. A run that diverged counts as
     not reaching the target unless it reached it before. Other runs that did not complete are left
     out, and so are completed runs without an evaluation.

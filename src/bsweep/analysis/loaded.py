@@ -57,7 +57,7 @@ class LargerClusters:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Study:
-    """The settings and measurements of a study's runs, in DataFrames. `bsweep.analysis.columns`
+    """The settings and measurements of a study's runs, in DataFrames. `columns`
     describes most of their columns.
 
     Tables:
@@ -103,7 +103,7 @@ class Study:
             evaluations, or 1 / `num_classes` if that is not on record.
         `reached`, `is_bound`, `seconds_to_target`, `steps_to_target`, `epochs_to_target`,
             `examples_to_target`: Present if some run names a target (`target_accuracy`,
-            `target_loss`), by the rule of `bsweep.analysis.targets`. The amounts are NaN where the
+            `target_loss`), by the rule of `targets`. The amounts are NaN where the
             target was not reached.
         `branch_of`, `branch_steps`, `branch_seconds`: For a run that began at another run's
             checkpoint, that run's id and its steps and seconds until there. The records before the
@@ -191,7 +191,7 @@ def study_of(
     Args:
         folder: The study's folder; its name becomes the study's name.
         provenance: The table `Study.provenance`, one row for each run.
-        tables: The tables by their names in `bsweep.analysis.columns.TABLES`, such as `runs`.
+        tables: The tables by their names in `columns.TABLES`, such as `runs`.
         skipped: The runs that were left out, each with the reason; None: none were.
 
     Returns:

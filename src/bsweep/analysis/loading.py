@@ -29,9 +29,9 @@ def load(study_dir: str | Path, *, mix: bool = False, beside: bool = False) -> S
     Args:
         study_dir: The folder.
         mix: If False, refuse completed runs of different hardware, software versions or
-            automatically chosen precision; see `bsweep.analysis.mixture`.
+            automatically chosen precision; see `mixture`.
         beside: If False, leave out the times of runs that shared their machine with other runs; see
-            `bsweep.analysis.beside_others`.
+            `beside_others`.
 
     Returns:
         The study, with all tables in memory.
