@@ -195,8 +195,8 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     if candidates.empty:
         if metric:
             best = learned.sort_values(metric, ascending=False, kind="stable").iloc[0]
-            found = f"{best['words']}, with {accuracy} {_both(best, metric)}"
-            yield f"Most accurate: {found} ({_seeds(best['n'])})."
+            scored = f"{best['words']}, with {accuracy} {_both(best, metric)}"
+            yield f"Most accurate: {scored} ({_seeds(best['n'])})."
         return
     best = candidates.iloc[0]
     result = f"{_shown(best, 'train_seconds')} s of training{_for(study)}"
@@ -253,8 +253,8 @@ def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
     for studies with runs that may end after a round.
     """
     losses = equal_time_losses(study).dropna(subset="train_loss")
-    known = losses.join(learned[["words", "brief"]], how="inner")
-    for _, cells in known.groupby("elapsed_seconds"):
+    named = losses.join(learned[["words", "brief"]], how="inner")
+    for _, cells in named.groupby("elapsed_seconds"):
         if len(cells) < 2:
             continue
         best = cells.sort_values("train_loss", kind="stable").iloc[0]

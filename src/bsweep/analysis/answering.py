@@ -135,9 +135,9 @@ def first_place(study: Study) -> int | None:
     }
     if not values:
         return None
-    known = keyed(study.runs)
+    filled = keyed(study.runs)
     context = [name for name in cell_keys(study.runs) if role(name) == "context"]
-    is_choice = all(known[name].nunique() < 2 for name in context)
+    is_choice = all(filled[name].nunique() < 2 for name in context)
     return min(values, key=values.__getitem__) if is_choice else min(values)
 
 
@@ -301,11 +301,11 @@ def parts(study: Study) -> list[tuple[str, Study]]:
         return [("", study)]
     # `predict` itself takes the best of several base rates.
     best = tuned(fixed) if rate_settings(fixed.runs) != ["lr"] else fixed
-    keys, known = distinguishing(best.runs), keyed(best.runs)
-    differing = [name for name in keys if known[name].nunique() > 1 and name != "lr"]
+    keys, filled = distinguishing(best.runs), keyed(best.runs)
+    differing = [name for name in keys if filled[name].nunique() > 1 and name != "lr"]
     if not differing:
         return [("", best)]
-    groups = known.groupby(differing, sort=False)
+    groups = filled.groupby(differing, sort=False)
     runs = [
         (settings_in_words(differing, key), best.runs.loc[group.index, "run_id"])
         for key, group in groups

@@ -68,7 +68,7 @@ def _read() -> dict[str, tuple[Column, ...]]:
             else:
                 known[name] = Column(**{**row, "role": row["role"] or "promised"})
             tables[table].append(known[name])
-    return {table: tuple(found) for table, found in tables.items()}
+    return {table: tuple(listed) for table, listed in tables.items()}
 
 
 TABLES = _read()  # the tables of a study

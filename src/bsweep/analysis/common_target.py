@@ -61,8 +61,8 @@ def best_seen(study: Study, target: Target) -> str:
     Returns:
         The clause.
     """
-    found = target.sign * to_target(study, target)[["best", "last"]].astype(float)
-    median, last = (number(float(target.sign * value)) for value in found.max())
+    scores = target.sign * to_target(study, target)[["best", "last"]].astype(float)
+    median, last = (number(float(target.sign * value)) for value in scores.max())
     return f"The best median of three evaluations is {median} (best last evaluation: {last})"
 
 

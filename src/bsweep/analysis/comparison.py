@@ -289,8 +289,8 @@ def compare(
     ]
     studies = dict(zip(_names(loaded), loaded, strict=True))
     reference, *compared = studies
-    for name, one in studies.items():
-        if not (one.runs["status"] == "completed").any():
+    for name, compared_study in studies.items():
+        if not (compared_study.runs["status"] == "completed").any():
             raise ValueError(f"{name}: no run has completed, so there is nothing to compare.")
     tables = {
         name: _cells((studies[reference], studies[name]), across_hardware) for name in compared
@@ -409,7 +409,7 @@ def _together(studies: Sequence[Study], completed: Sequence[pd.DataFrame]) -> St
         ]
 
     tables: dict[str, Any] = {
-        name: pd.concat(marked([getattr(one, name) for one in studies]), ignore_index=True)
+        name: pd.concat(marked([getattr(study, name) for study in studies]), ignore_index=True)
         for name in ("epochs", "evaluations", "batches")
     }
     return replace(studies[0], runs=in_common(marked(completed)), **tables)
@@ -444,10 +444,12 @@ def _have_same_examples(completed: Sequence[pd.DataFrame]) -> bool:
 
 def _differences(studies: Mapping[str, Study]) -> pd.DataFrame:
     """Return the table `Comparison.differences` of studies by their names."""
-    runs = {name: one.runs[one.runs["status"] == "completed"] for name, one in studies.items()}
+    runs = {
+        name: study.runs[study.runs["status"] == "completed"] for name, study in studies.items()
+    }
     origins = {
-        name: one.provenance[one.provenance["run_id"].isin(runs[name]["run_id"])]
-        for name, one in studies.items()
+        name: study.provenance[study.provenance["run_id"].isin(runs[name]["run_id"])]
+        for name, study in studies.items()
     }
     grid = ("strategy", "num_workers", "local_batch", "global_batch", "seed")
     keys = {key: "configuration" for table in runs.values() for key in (*grid, *settings(table))}

@@ -25,16 +25,16 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
     return the table. They are computed from its other columns or from the table of rounds. `Study`
     describes these columns.
     """
-    known = runs.assign(local_batches=_local_batches(runs, rounds), num_classes=_num_classes(runs))
+    filled = runs.assign(local_batches=_local_batches(runs, rounds), num_classes=_num_classes(runs))
     in_rounds, last = of_rounds(runs), rounds.drop_duplicates("run_id", keep="last")
     losses = runs["run_id"].map(last.set_index("run_id")["train_loss"])
     has_rounds = in_rounds & runs["run_id"].isin(last["run_id"])
-    rates = _numbers(runs, "learning_rate").fillna(_learning_rate(known))
-    return known.assign(
+    rates = _numbers(runs, "learning_rate").fillna(_learning_rate(filled))
+    return filled.assign(
         train_loss=runs["train_loss"].mask(has_rounds, losses),
         train_accuracy=runs["train_accuracy"].mask(in_rounds),
         learning_rate=rates.astype(float),
-        chance=_numbers(runs, "chance").fillna(1 / known["num_classes"]),
+        chance=_numbers(runs, "chance").fillna(1 / filled["num_classes"]),
         num_test=_num_test(runs),
     )
 
@@ -131,14 +131,14 @@ def _local_batches(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.Series[str]:
     were recorded.
     """
     texts = _column(runs, "allocation.local_batches").astype(object).fillna("").astype(str)
-    given = texts.str.replace(", ", "/")
+    shown = texts.str.replace(", ", "/")
     if len(rounds):
         passes = runs.set_index("run_id")["accumulation_steps"].reindex(rounds["run_id"])
         batches = (rounds["local_batch"] // passes.fillna(1).to_numpy(int)).astype(str)
         lists = batches.groupby([rounds["run_id"], rounds["round"]]).agg("/".join)
         commonest = lists.groupby(level="run_id").agg(lambda texts: texts.mode()[0])
-        given = runs["run_id"].map(commonest).fillna(given)
-    pairs = zip(given, runs["local_batch"], strict=True)
+        shown = runs["run_id"].map(commonest).fillna(shown)
+    pairs = zip(shown, runs["local_batch"], strict=True)
     return pd.Series(
         ["" if set(text.split("/")) <= {str(even)} else text for text, even in pairs], runs.index
     )
@@ -149,20 +149,20 @@ def _num_classes(runs: pd.DataFrame) -> pd.Series:
     bytes), or NaN where the number is not known.
     """
     data, tokenizer = _column(runs, "data"), _column(runs, "data.tokenizer")
-    known = _numbers(runs, "num_classes").fillna(_numbers(runs, "data.num_classes"))
-    known = known.mask(known.isna() & (runs["is_cifar10"].eq(True) | (data == "digits")), 10)
+    classes = _numbers(runs, "num_classes").fillna(_numbers(runs, "data.num_classes"))
+    classes = classes.mask(classes.isna() & (runs["is_cifar10"].eq(True) | (data == "digits")), 10)
     is_bytes = (data == "text") & (tokenizer.isna() | (tokenizer == ""))
-    return known.mask(known.isna() & is_bytes, _BYTES).astype(float)
+    return classes.mask(classes.isna() & is_bytes, _BYTES).astype(float)
 
 
 def _num_test(runs: pd.DataFrame) -> pd.Series:
     """Return for each run the number of test examples (for text, of tokens) over which its test
     accuracy is a mean; NaN where unknown.
     """
-    known = _numbers(runs, "num_test").fillna(_numbers(runs, "data.num_test"))
-    known = known.mask(known.isna() & runs["is_cifar10"].eq(True), _CIFAR10_TEST)
+    answers = _numbers(runs, "num_test").fillna(_numbers(runs, "data.num_test"))
+    answers = answers.mask(answers.isna() & runs["is_cifar10"].eq(True), _CIFAR10_TEST)
     is_digits = _column(runs, "data") == "digits"
-    return known.mask(known.isna() & is_digits, _DIGITS_TEST).astype(float)
+    return answers.mask(answers.isna() & is_digits, _DIGITS_TEST).astype(float)
 
 
 def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
@@ -173,7 +173,7 @@ def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
     The rate is that of the first worker, and NaN where a part of the rule is not known.
     """
     first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce")
-    own = first.fillna(runs["local_batch"]) * _numbers(runs, "accumulation_steps").fillna(1)
+    batches = first.fillna(runs["local_batch"]) * _numbers(runs, "accumulation_steps").fillna(1)
     rates = map(
         lambda lr, rule, reference, examples, workers: scaled_rate(
             lr, rule, reference_batch=reference, rate_batch=examples, num_workers=workers
@@ -181,7 +181,7 @@ def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
         runs["lr"],
         runs["lr_rule"].astype(object).fillna("fixed"),
         _numbers(runs, "optimizer.reference_batch").astype(float),
-        own.where(runs["strategy"] == "diloco", runs["global_batch"]).astype(float),
+        batches.where(runs["strategy"] == "diloco", runs["global_batch"]).astype(float),
         runs["num_workers"],
     )
     return pd.Series([*rates], runs.index, dtype=float)

@@ -193,12 +193,12 @@ def _by_run(study: Study) -> pd.DataFrame:
     """
     runs = study.runs
     alike = runs.drop(columns=[name for name in runs if str(name).startswith("allocation")])
-    given = chosen(runs)
-    lists = [name for name in ALLOCATION_LISTS if name in given]
-    known = keyed(runs).assign(
+    asked = chosen(runs)
+    lists = [name for name in ALLOCATION_LISTS if name in asked]
+    filled = keyed(runs).assign(
         everything_else=keyed(alike).groupby(cell_keys(alike)).ngroup(),
-        policy=given["allocation"],
-        is_baseline=(given["allocation"] == "uniform") & given[lists].isna().all(axis="columns"),
+        policy=asked["allocation"],
+        is_baseline=(asked["allocation"] == "uniform") & asked[lists].isna().all(axis="columns"),
     )
     times, rounds = round_times(study), _timed(study)
     # Totals must not depend on where epochs end: cut rounds count only where a run has no others.
@@ -223,7 +223,7 @@ def _by_run(study: Study) -> pd.DataFrame:
     )
     by_run = by_run.join(of_nodes.rename(columns=lambda worker: NODE.format(worker + 1)))
     columns = ["run_id", "seed", "everything_else", "policy", "is_baseline", *cell_keys(runs)]
-    return known.loc[known["status"] == "completed", columns].merge(by_run, on="run_id")
+    return filled.loc[filled["status"] == "completed", columns].merge(by_run, on="run_id")
 
 
 def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
@@ -237,12 +237,12 @@ def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
     baseline = runs[runs["is_baseline"] & runs["everything_else"].isin(cell["everything_else"])]
     if baseline.empty or cell["is_baseline"].all():
         return float("nan"), float("nan")
-    ours, theirs = (
+    means, base_means = (
         table.groupby("seed")["idle_seconds_per_round"].mean() for table in (cell, baseline)
     )
-    paired = pd.DataFrame({"ours": ours, "theirs": theirs}).dropna()
+    paired = pd.DataFrame({"ours": means, "theirs": base_means}).dropna()
     if paired.empty:
-        return _over(ours.mean() - theirs.mean(), theirs.mean()), float("nan")
+        return _over(means.mean() - base_means.mean(), base_means.mean()), float("nan")
     base = paired["theirs"].mean()
     ratio = _over(paired["ours"].mean(), base)
     # The residuals of the ratio of means.
@@ -262,8 +262,8 @@ def _loss_curves(study: Study) -> Iterator[list[pd.DataFrame]]:
     the rounds that have a training loss, with the settings of the cell.
     """
     keys, times = cell_keys(study.runs), round_times(study)
-    known = keyed(study.runs).assign(policy=chosen(study.runs)["allocation"])
-    completed = known.loc[known["status"] == "completed", ["run_id", "seed", "policy", *keys]]
+    filled = keyed(study.runs).assign(policy=chosen(study.runs)["allocation"])
+    completed = filled.loc[filled["status"] == "completed", ["run_id", "seed", "policy", *keys]]
     curves = times[times["train_loss"].notna()].reset_index().merge(completed, on="run_id")
     for _, cell in curves.groupby(keys):
         yield [curve for _, curve in cell.groupby("run_id")]

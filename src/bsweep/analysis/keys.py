@@ -91,7 +91,7 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
     study and that `_part_of_name` names, such as `parameter_server layer` or `horovod topk 0.01`.
     It leaves out the strategy if all runs share it and each run has such a setting.
     """
-    given, filled = chosen(runs), _filled(runs)
+    asked, filled = chosen(runs), _filled(runs)
     kept, mixed = _split_settings(filled)
     details = [""] * len(runs)
     exchanges = [
@@ -104,7 +104,7 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
     for name in exchanges:
         values = filled.groupby("strategy")[name].transform("nunique")
         tells_apart = (values > 1) & (name in kept)
-        parts = map(partial(_part_of_name, name), given[name], tells_apart)
+        parts = map(partial(_part_of_name, name), asked[name], tells_apart)
         details = [f"{detail} {part}".strip() for detail, part in zip(details, parts, strict=True)]
     is_shared = runs["strategy"].nunique() == 1 and all(details)
     pairs = zip(runs["strategy"], details, strict=True)
@@ -269,9 +269,9 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
         if not is_missing.any() or is_missing.all():
             continue
         values = filled[column].astype(object)
-        found = values[~is_missing].unique()
-        if column in _FOUND_OUT and len(found) == 1:
-            filled[column] = values.where(~is_missing, found[0])
+        values_found = values[~is_missing].unique()
+        if column in _FOUND_OUT and len(values_found) == 1:
+            filled[column] = values.where(~is_missing, values_found[0])
         else:
             default = "unknown" if column in _FOUND_OUT else "none"
             filled[column] = values.map(setting_text).where(~is_missing, default)

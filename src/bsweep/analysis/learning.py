@@ -33,14 +33,18 @@ def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd
     Returns:
         The rows of `cells` that qualify, sorted by `train_seconds`.
     """
-    known = cells[(cells["n"] > 0) & cells["has_learned"].fillna(True)]
+    learned = cells[(cells["n"] > 0) & cells["has_learned"].fillna(True)]
     accuracy = next(
-        (known[name] for name in ("test_accuracy", "train_accuracy") if known[name].notna().any()),
+        (
+            learned[name]
+            for name in ("test_accuracy", "train_accuracy")
+            if learned[name].notna().any()
+        ),
         None,
     )
     if accuracy is not None:
-        known = known[accuracy >= accuracy.max() - margin]
-    return known.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
+        learned = learned[accuracy >= accuracy.max() - margin]
+    return learned.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
 
 
 @once
@@ -58,11 +62,11 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
     Returns:
         The table. Times are in seconds, accuracies are fractions.
     """
-    keys, known = cell_keys(study.runs), keyed(study.runs)
+    keys, filled = cell_keys(study.runs), keyed(study.runs)
     ends = study.evaluations.drop_duplicates(["run_id", "epoch"], keep="last")
     shown = ends[["run_id", "epoch", "train_seconds", "test_accuracy"]].dropna()
     curves = shown.rename(columns={"train_seconds": "elapsed_seconds"}).merge(
-        known.loc[known["status"] == "completed", ["run_id", "seed", *keys]], on="run_id"
+        filled.loc[filled["status"] == "completed", ["run_id", "seed", *keys]], on="run_id"
     )
     return summarise(curves, [*keys, "epoch"], ["elapsed_seconds", "test_accuracy"])
 

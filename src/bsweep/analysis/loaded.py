@@ -150,7 +150,7 @@ class Study:
         status = ", ".join(f"{count} {name}" for name, count in statuses)
         damaged = f"{len(self.skipped)} left out, damaged: {first_of([*self.skipped])}"
         workers = counted(_values(runs["num_workers"]), "worker")
-        lasted = f"{seconds.sum():,.0f} s in all, {seconds.min():,.0f} to {seconds.max():,.0f} s"
+        duration = f"{seconds.sum():,.0f} s in all, {seconds.min():,.0f} to {seconds.max():,.0f} s"
         return {
             "study": self.name,
             "runs": f"{len(runs)} ({status}){f'; {damaged}' if self.skipped else ''}",
@@ -158,7 +158,7 @@ class Study:
             f"{_values(runs['strategy'])}",
             "seeds": _values(runs["seed"]),
             "training time": joined(
-                (f"{lasted} a run" if len(seconds) else "none measured", *_machines(runs)), "; "
+                (f"{duration} a run" if len(seconds) else "none measured", *_machines(runs)), "; "
             ),
         }
 
@@ -210,8 +210,8 @@ def study_of(
     lost = [f"{run_id} is left out: {why}" for run_id, why in (skipped or {}).items()]
     warnings = (*lost, *_warnings(runs, provenance))
     name = folder.resolve().name
-    known: dict[str, Any] = {"runs": runs, "provenance": provenance, **typed}
-    return Study(name, folder, warnings=warnings, skipped=skipped or {}, **known)
+    contents: dict[str, Any] = {"runs": runs, "provenance": provenance, **typed}
+    return Study(name, folder, warnings=warnings, skipped=skipped or {}, **contents)
 
 
 def ends_in_rounds(study: Study) -> bool:

@@ -116,10 +116,10 @@ def _read_csv(path: Path, table: Sequence[columns.Column]) -> pd.DataFrame:
 
 
 def _from_csv(folder: Path) -> Study:
-    found = {name: folder / f"{name}.csv" for name in columns.TABLES}
+    paths = {name: folder / f"{name}.csv" for name in columns.TABLES}
     tables = {
         name: _read_csv(path, columns.TABLES[name])
-        for name, path in found.items()
+        for name, path in paths.items()
         if path.is_file()
     }
     for name in ("runs", "epochs"):
@@ -130,7 +130,7 @@ def _from_csv(folder: Path) -> Study:
         ]
         if missing:
             raise ValueError(
-                f"{found[name]}: the columns {', '.join(missing)} are missing. Write the report "
+                f"{paths[name]}: the columns {', '.join(missing)} are missing. Write the report "
                 "again."
             )
     path = folder / "provenance.csv"

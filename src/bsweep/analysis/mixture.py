@@ -33,21 +33,21 @@ def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
     counts only if it differs between runs on the same kind of device.
     """
     runs = runs[runs["status"] == "completed"]
-    told = provenance.set_index("run_id").reindex(runs["run_id"])
+    origins = provenance.set_index("run_id").reindex(runs["run_id"])
     by_run = {"hardware": runs["hardware"].tolist()}
     for name in _VERSIONS:
         versions = [
             str(version) if pd.notna(version) else ""
-            for version in told.get(f"versions.{name}", ())
+            for version in origins.get(f"versions.{name}", ())
         ]
         by_run[name] = versions if name == "bsweep" else [minor(version) for version in versions]
-    found = {name: _runs_by(values, runs["run_id"]) for name, values in by_run.items()}
+    by_value = {name: _runs_by(values, runs["run_id"]) for name, values in by_run.items()}
     if "asked_precision" in runs:
         left_open = runs[runs["asked_precision"] == "auto"]
         for device, alike in left_open.groupby("device"):
             named = f"precision on {device}"
-            found[named] = _runs_by(alike["precision"].tolist(), alike["run_id"])
-    return {name: values for name, values in found.items() if len(values) > 1}
+            by_value[named] = _runs_by(alike["precision"].tolist(), alike["run_id"])
+    return {name: values for name, values in by_value.items() if len(values) > 1}
 
 
 def refuse(folder: Path, found: Mixture) -> None:
@@ -78,8 +78,8 @@ def in_words(values: Mapping[str, Sequence[str]]) -> str:
 
 
 def _runs_by(values: Sequence[str], run_ids: pd.Series[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_value: dict[str, list[str]] = {}
     for value, run_id in zip(values, run_ids, strict=False):
         if value:
-            found.setdefault(value, []).append(run_id)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+            by_value.setdefault(value, []).append(run_id)
+    return dict(sorted(by_value.items(), key=lambda item: -len(item[1])))

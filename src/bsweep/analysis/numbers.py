@@ -86,8 +86,8 @@ def different_texts(values: Iterable[Any]) -> list[str]:
     Args:
         values: The values, of which missing ones and empty texts are left out.
     """
-    known: set[Any] = {value for value in values if pd.notna(value) and value != ""}
-    in_order = sorted(known, key=lambda value: (isinstance(value, str), value))
+    different: set[Any] = {value for value in values if pd.notna(value) and value != ""}
+    in_order = sorted(different, key=lambda value: (isinstance(value, str), value))
     return [*dict.fromkeys(map(setting_text, in_order))]
 
 
@@ -96,9 +96,9 @@ def plain(value: Any) -> Any:
     numbers for numpy's.
     """
     if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):

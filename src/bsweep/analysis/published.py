@@ -83,18 +83,21 @@ def differences(study: Study) -> list[str]:
     Returns:
         One text for each compared setting that differs; empty if none does.
     """
-    ours, theirs = study.runs[study.runs["status"] == "completed"], published().runs
-    found = []
+    completed, reference_runs = (
+        study.runs[study.runs["status"] == "completed"],
+        published().runs,
+    )
+    lines = []
     for column in _COMPARED:
         values, reference = (
-            ", ".join(different_texts(runs.get(column, ()))) for runs in (ours, theirs)
+            ", ".join(different_texts(runs.get(column, ()))) for runs in (completed, reference_runs)
         )
         if values != reference:
-            found.append(
+            lines.append(
                 f"{columns.heading(column)}: {values or 'not known'} (published: "
                 f"{reference or 'not given'})"
             )
-    return found
+    return lines
 
 
 def relative_seconds(cells: pd.DataFrame, reference_batch: int) -> pd.Series[float]:

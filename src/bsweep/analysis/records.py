@@ -204,8 +204,8 @@ def _beginning_at_checkpoint(events: Rows) -> dict[str, Any]:
         "branch_steps": "num_steps",
         "branch_seconds": "train_seconds",
     }
-    begun = [event for event in events if "branch_of" in event][-1:]
-    return {name: event[source] for event in begun for name, source in sources.items()}
+    branches = [event for event in events if "branch_of" in event][-1:]
+    return {name: event[source] for event in branches for name, source in sources.items()}
 
 
 def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,10 +39,11 @@ def names(table: pd.DataFrame, shown: Sequence[str]) -> list[str]:
     Returns:
         The names in words, in the order of the rows.
     """
-    known = table.index.to_frame(index=False)[list(shown)]
-    varying = [name for name in shown if known[name].nunique() > 1]
+    settings = table.index.to_frame(index=False)[list(shown)]
+    varying = [name for name in shown if settings[name].nunique() > 1]
     return [
-        settings_in_words(varying, row) for row in known[varying].itertuples(index=False, name=None)
+        settings_in_words(varying, row)
+        for row in settings[varying].itertuples(index=False, name=None)
     ]
 
 
@@ -119,10 +120,12 @@ def ways_in_words(table: pd.DataFrame) -> dict[Any, str]:
     """
     by_workers = table.sort_index(level="num_workers", sort_remaining=False)
     grids: dict[Any, list[str]] = {}
-    of_cells = zip(by_workers["strategy"], by_workers["replicas"], by_workers["grid"], strict=True)
-    for strategy, replicas, grid in of_cells:
+    cells = zip(by_workers["strategy"], by_workers["replicas"], by_workers["grid"], strict=True)
+    for strategy, replicas, grid in cells:
         grids.setdefault((strategy, replicas), []).append(grid)
-    return {key: joined([key[0], ", ".join(dict.fromkeys(of))]) for key, of in grids.items()}
+    return {
+        key: joined([key[0], ", ".join(dict.fromkeys(values))]) for key, values in grids.items()
+    }
 
 
 def kind_of_scaling(study: Study) -> str:
@@ -152,8 +155,8 @@ def _completed(study: Study) -> pd.DataFrame:
     """Return the completed runs with `cell_keys` filled in and the replicas that they say as
     `asked_replicas`; none if no completed run splits a model.
     """
-    known: pd.DataFrame = keyed(study.runs)
-    missing = pd.Series(np.nan, index=known.index)
+    filled: pd.DataFrame = keyed(study.runs)
+    missing = pd.Series(np.nan, index=filled.index)
     asked: pd.Series[Any] = pd.to_numeric(study.runs.get(REPLICAS, missing))
-    completed = known.assign(asked_replicas=asked)[known["status"] == "completed"]
+    completed = filled.assign(asked_replicas=asked)[filled["status"] == "completed"]
     return completed if completed["asked_replicas"].notna().any() else completed[:0]

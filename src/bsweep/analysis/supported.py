@@ -96,9 +96,9 @@ def _scores(study: Study, metric: str) -> pd.DataFrame:
     """
     runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
     best = runs["run_id"].map(best_scores(study, metric))
-    known = keyed(study.runs).loc[runs.index]
+    filled = keyed(study.runs).loc[runs.index]
     keys = [name for name in cell_keys(study.runs) if name not in RATES]
     table = runs[["chance", "num_test"]].astype(float)
     table["score"] = (best if metric == "test_accuracy" else -best).fillna(-np.inf)
-    groups = table.groupby([runs["global_batch"], *(known[name] for name in keys)])
+    groups = table.groupby([runs["global_batch"], *(filled[name] for name in keys)])
     return groups.agg({"score": "min", "chance": "max", "num_test": "min"})

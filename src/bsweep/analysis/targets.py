@@ -118,12 +118,12 @@ def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
     The table has the form of `Study.evaluations`. `to_target` describes the columns of the result.
     """
     columns = list(AMOUNTS.values())
-    known = evaluations[["run_id", *columns, target.metric]].dropna(subset=target.metric)
+    evaluated = evaluations[["run_id", *columns, target.metric]].dropna(subset=target.metric)
     rows = {
         run_id: crossing(
             curve[columns].to_numpy(float), curve[target.metric].to_numpy(float), target
         )
-        for run_id, curve in known.groupby("run_id", sort=False)
+        for run_id, curve in evaluated.groupby("run_id", sort=False)
     }
     names = [*_OF_RUNS, "steps_between", *(f"trained_{name}" for name in AMOUNTS), "best", "last"]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=names)

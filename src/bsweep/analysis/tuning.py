@@ -61,11 +61,11 @@ def rates(study: Study) -> pd.DataFrame:
     score = runs[metric].astype(float)
     if metric == "test_accuracy":
         score = score.mask(runs["status"] == "diverged")
-    known = keyed(study.runs).loc[runs.index].assign(score=score, is_missed=score.isna())
-    is_missed = known.groupby([*keys, "seed"])["is_missed"].any()
-    table = known.groupby(keys)[["learning_rate"]].first()
+    scored = keyed(study.runs).loc[runs.index].assign(score=score, is_missed=score.isna())
+    is_missed = scored.groupby([*keys, "seed"])["is_missed"].any()
+    table = scored.groupby(keys)[["learning_rate"]].first()
     table["missed"] = is_missed.groupby(level=keys).sum()
-    table = table.join(summarise(known[~known["is_missed"]], keys, ["score"]))
+    table = table.join(summarise(scored[~scored["is_missed"]], keys, ["score"]))
     table["n"] = table["n"].fillna(0).astype(int)
     return _with_best(table.assign(metric=metric))
 
