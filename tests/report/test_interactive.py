@@ -265,15 +265,6 @@ def test_the_map_shows_the_cells_of_the_analysis(
     assert f"★ {best:.3g}" in texts
 
 
-CURVES: list[list[float | None]] = [
-    [0.1, 0.95, 0.2, 0.8, 0.85, 0.9],  # a lucky evaluation
-    [0.9, 0.9, 0.1],
-    [0.95],
-    [0.1, None, 0.9, 0.9],
-    [0.1, 0.2, 0.3, 0.95],  # not confirmed
-]
-
-
 @pytest.mark.full
 def test_times_to_targets_equal_those_of_python(
     browser: Any, path: Path, study: analysis.Study
@@ -295,18 +286,25 @@ def test_times_to_targets_equal_those_of_python(
                 for name in ("seconds", "steps", "epochs", "examples") if here else ():
                     assert here[name] == pytest.approx(expected[f"{name}_to_target"], rel=1e-8)
                 assert here is None or here["is_bound"] == expected["is_bound"]
-        for values in CURVES:
-            seconds = [10.0 * at + 3 for at in range(len(values))]
-            names = ("train_seconds", "num_steps", "epochs_done", "num_examples")
+        rng, curves, tables = np.random.default_rng(0), [], []
+        names = ("train_seconds", "num_steps", "epochs_done", "num_examples")
+        for run, num_evaluations in enumerate(rng.integers(1, 12, 300)):
+            levels = rng.integers(6, 12, num_evaluations).tolist()
+            scores = [None if level > 10 else level / 10 for level in levels]
+            seconds = np.cumsum(rng.integers(1, 9, num_evaluations)).tolist()
             amounts = dict.fromkeys(names, seconds)
-            table = pd.DataFrame({"run_id": "a", "test_accuracy": values, **amounts})
-            at_once = crossings(table, Target("test_accuracy", 0.8)).loc["a"]
-            curve: dict[str, Any] = {"test_accuracy": values}
-            curve |= dict.fromkeys(("seconds", "steps", "epochs", "examples"), seconds)
-            found = page.evaluate("(curve) => toTarget(curve, 'test_accuracy', 0.8)", curve)
-            assert (found is not None) == at_once["reached"]
-            if found:
-                assert found["seconds"] == pytest.approx(at_once["seconds_to_target"])
+            tables.append(pd.DataFrame({"run_id": run, "test_accuracy": scores, **amounts}))
+            amounts = dict.fromkeys(("seconds", "steps", "epochs", "examples"), seconds)
+            curves.append({"test_accuracy": scores, **amounts})
+        table = pd.concat(tables).astype({"test_accuracy": float})
+        known = crossings(table, Target("test_accuracy", 0.9)).reindex(range(len(curves)))
+        known["reached"] = known["reached"].eq(True)
+        many = "(curves) => curves.map((curve) => toTarget(curve, 'test_accuracy', 0.9))"
+        for here, (_, there) in zip(page.evaluate(many, curves), known.iterrows(), strict=True):
+            assert (here is not None) == there["reached"]
+            if here:
+                assert here["seconds"] == pytest.approx(there["seconds_to_target"])
+                assert here["is_bound"] == there["is_bound"]
 
 
 def test_the_slider_gives_medians_of_pythons_times(
