@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TypeVar
 
 import pandas as pd
 
@@ -134,7 +135,10 @@ def _or_else(values: pd.Series, default: str) -> pd.Series:
     return values.where(~_is_missing(values), default)
 
 
-def _is_missing(values: pd.Series) -> pd.Series[bool]:
+Values = TypeVar("Values", pd.Series, pd.DataFrame)
+
+
+def _is_missing(values: Values) -> Values:
     return values.isna() | (values == "")
 
 
@@ -264,15 +268,13 @@ def _filled(runs: pd.DataFrame) -> pd.DataFrame:
         alike = filled.groupby(["placement", "num_workers"], dropna=False)["threads"]
         threads = filled["threads"].fillna(alike.transform("first"))
         filled["threads"] = threads.mask(is_on_gpus)
-    for column in settings(filled):
-        is_missing = _is_missing(filled[column])
-        if not is_missing.any() or is_missing.all():
-            continue
-        values = filled[column].astype(object)
-        values_found = values[~is_missing].unique()
-        if column in _FOUND_OUT and len(values_found) == 1:
-            filled[column] = values.where(~is_missing, values_found[0])
+    is_missing = _is_missing(filled[settings(filled)])
+    for column in is_missing.columns[is_missing.any() & ~is_missing.all()]:
+        values, is_known = filled[column].astype(object), ~is_missing[column]
+        different = values[is_known].unique()
+        if column in _FOUND_OUT and len(different) == 1:
+            filled[column] = values.where(is_known, different[0])
         else:
             default = "unknown" if column in _FOUND_OUT else "none"
-            filled[column] = values.map(setting_text).where(~is_missing, default)
+            filled[column] = values.map(setting_text).where(is_known, default)
     return filled
