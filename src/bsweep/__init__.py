@@ -81,7 +81,7 @@ def _show_in_notebooks() -> None:
     if shell is None:
         return
     html = shell.display_formatter.formatters["text/html"]
-    for module, name in (("loaded", "Study"), ("conclusions.prediction_texts", "Prediction")):
+    for module, name in (("study.frames", "Study"), ("conclusions.prediction_texts", "Prediction")):
         html.for_type_by_name(
             f"bsweep.analysis.{module}",
             name,

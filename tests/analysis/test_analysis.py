@@ -16,10 +16,10 @@ from scipy import stats
 
 import bsweep
 from bsweep import analysis, report
-from bsweep.analysis.columns import RUNS, TABLES, names
-from bsweep.analysis.derived import placement
-from bsweep.analysis.naming import words
 from bsweep.analysis.statistics import CHANCE_ALPHA
+from bsweep.analysis.study.columns import RUNS, TABLES, names
+from bsweep.analysis.study.derived import placement
+from bsweep.analysis.study.naming import words
 from bsweep.runlog.files import RunPaths
 from tests.support.running import compose
 from tests.support.synthetic_study import (

@@ -12,9 +12,9 @@ from typing import get_type_hints
 import pytest
 
 import bsweep
-from bsweep.analysis import columns, records
-from bsweep.analysis.columns import Column
-from bsweep.analysis.naming import words
+from bsweep.analysis.study import columns, run_rows
+from bsweep.analysis.study.columns import Column
+from bsweep.analysis.study.naming import words
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Epoch
 from tests.support.synthetic_study import write_run
@@ -29,9 +29,9 @@ def test_every_field_of_an_epoch_is_a_column_of_its_type() -> None:
         get_type_hints(Epoch),
         {column.name: column for column in columns.TABLES["epochs"]},
     )
-    scalars = {field.name for field in fields(Epoch)} - set(records.NO_COLUMNS)
+    scalars = {field.name for field in fields(Epoch)} - set(run_rows.NO_COLUMNS)
     assert scalars | {"run_id"} == set(told), (
-        "a field of runlog.Epoch needs its line in analysis/columns.csv"
+        "a field of runlog.Epoch needs its line in analysis/study/columns.csv"
     )
     assert all(told[name].type in types[hints[name]] for name in scalars)
 

@@ -14,8 +14,8 @@ from scipy import stats
 
 import bsweep
 from bsweep import analysis, report
-from bsweep.analysis.columns import TABLES, names
 from bsweep.analysis.idle import NODE
+from bsweep.analysis.study.columns import TABLES, names
 from bsweep.runlog.files import RunPaths
 from tests.support.synthetic_study import (
     ALLOCATIONS,

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import bsweep
 from bsweep import analysis
-from bsweep.analysis.targets import AMOUNTS
-from bsweep.analysis.targets import crossing as crossing_of
+from bsweep.analysis.study.targets import AMOUNTS
+from bsweep.analysis.study.targets import crossing as crossing_of
 from bsweep.config.target import Target
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import SCHEMA

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bsweep
-from bsweep.analysis.derived import with_energy
+from bsweep.analysis.study.derived import with_energy
 from bsweep.core import energy
 from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths

@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 import bsweep
 from bsweep import analysis, plots
-from bsweep.analysis.once import computing_once
+from bsweep.analysis.study.caching import computing_once
 from bsweep.plots.curves import looks
 from bsweep.plots.styles import settings_of
 from tests.support.synthetic_study import (

@@ -12,7 +12,7 @@ import pytest
 
 import bsweep
 from bsweep import analysis, plots
-from bsweep.analysis.once import computing_once
+from bsweep.analysis.study.caching import computing_once
 from bsweep.plots.curves import looks
 from bsweep.runlog.measured import NoiseScale
 from bsweep.runlog.records import BatchChanged, Record, Step

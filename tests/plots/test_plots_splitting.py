@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 import bsweep
 from bsweep import analysis, plots
 from bsweep.analysis import splitting as tables
-from bsweep.analysis.once import computing_once
+from bsweep.analysis.study.caching import computing_once
 from bsweep.plots.curves import readable
 from tests.plots.test_plots import assert_readable, legend_texts
 from tests.support.split_study import (

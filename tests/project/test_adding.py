@@ -132,7 +132,7 @@ def loss_gap(study, gaps):
         "src/bsweep/plots/__init__.py": [
             ("_FIGURES = (\n", '    StudyFigure("loss_gap", loss_gap.gaps, loss_gap.loss_gap),\n'),
             (
-                "from bsweep.analysis.naming import length_of, words\n",
+                "from bsweep.analysis.study.naming import length_of, words\n",
                 "from bsweep.plots import loss_gap\n",
             ),
         ],
@@ -147,7 +147,7 @@ def loss_gap(study, gaps):
         "src/bsweep/train/loop.py": [
             ("    return Epoch(\n", "        num_tensors=len(job.vector.tensors),\n")
         ],
-        "src/bsweep/analysis/columns.csv": [
+        "src/bsweep/analysis/study/columns.csv": [
             ("epochs,run_id,same,,,,,,\n", "epochs,num_tensors,count_or_null,other,rare,,,,\n")
         ],
     },

@@ -17,7 +17,7 @@ import pytest
 
 import bsweep
 from bsweep import analysis, plots, report
-from bsweep.analysis.once import computing_once
+from bsweep.analysis.study.caching import computing_once
 from bsweep.analysis.supported import supported_target
 from bsweep.analysis.tuning import tuned
 from bsweep.report.recommended import recommended

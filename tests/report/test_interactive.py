@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 import bsweep
 from bsweep import analysis, plots
 from bsweep.analysis import splitting
-from bsweep.analysis.targets import crossings
+from bsweep.analysis.study.targets import crossings
 from bsweep.config.target import Target
 from bsweep.plots.drawing import PALE
 from tests.report.browser import assert_accessible, drawn, go, opened, page_of, rows

@@ -16,9 +16,9 @@ from matplotlib.patches import Rectangle
 import bsweep
 from bsweep import analysis, plots, report
 from bsweep.analysis.conclusions.networks import OWN_LINKS, wall
-from bsweep.analysis.loaded import LargerClusters
 from bsweep.analysis.simulation.constants import Constants
 from bsweep.analysis.simulation.rows import knee
+from bsweep.analysis.study.frames import LargerClusters
 from bsweep.cli import main, predict
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.report.recommended import recommended

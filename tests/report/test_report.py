@@ -16,8 +16,8 @@ from pandas.testing import assert_frame_equal
 
 import bsweep
 from bsweep import analysis, plots, report
-from bsweep.analysis.numbers import number, spread
-from bsweep.analysis.once import computing_once
+from bsweep.analysis.study.caching import computing_once
+from bsweep.analysis.study.numbers import number, spread
 from bsweep.core.words import counted
 from bsweep.report import formats, images
 from bsweep.report.document import document

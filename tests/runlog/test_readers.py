@@ -21,7 +21,7 @@ import bsweep
 from bsweep import allocation, report
 from bsweep.allocation import probes
 from bsweep.analysis.prediction.probed_steps import probe_timings
-from bsweep.analysis.records import rows_of
+from bsweep.analysis.study.run_rows import rows_of
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
 from bsweep.runlog.checkpoint_files import checkpoints, keep_until, soundest

@@ -29,13 +29,13 @@ from bsweep.analysis.conclusions.next_run import (
 )
 from bsweep.analysis.conclusions.predicting import predict_from
 from bsweep.analysis.conclusions.prediction_texts import Prediction
-from bsweep.analysis.loaded import Study
 from bsweep.analysis.prediction.fitting import fit
 from bsweep.analysis.prediction.forecast import Key
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit, Timing, fit_step_time
-from bsweep.analysis.targets import to_target
+from bsweep.analysis.study.frames import Study
+from bsweep.analysis.study.targets import to_target
 from bsweep.config.target import Target, target_of
 
 DRAWS = 1500  # of the fits

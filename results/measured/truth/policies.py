@@ -26,9 +26,9 @@ from measured_grid import Measured, arguments, measured
 from scipy import stats
 
 from bsweep.analysis import load
-from bsweep.analysis.loaded import Study
 from bsweep.analysis.statistics import holm
-from bsweep.analysis.targets import to_target
+from bsweep.analysis.study.frames import Study
+from bsweep.analysis.study.targets import to_target
 from bsweep.config.target import Target
 
 _OF_RUN = [

@@ -18,13 +18,13 @@ from bsweep.analysis.conclusions.next_run import Next
 from bsweep.analysis.conclusions.predicting import on_networks
 from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.conclusions.simulated import check_networks, check_points, larger_grid
-from bsweep.analysis.loaded import LargerClusters
-from bsweep.analysis.numbers import different_texts, number
 from bsweep.analysis.prediction.forecast import Key
 from bsweep.analysis.prediction.missing_runs import missing
 from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.ways import names_of_points
+from bsweep.analysis.study.frames import LargerClusters
+from bsweep.analysis.study.numbers import different_texts, number
 from bsweep.compose import hydra_grid, words
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.programs import OwnProgramConfig

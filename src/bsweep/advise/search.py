@@ -40,13 +40,13 @@ from bsweep.analysis.conclusions.next_run import (
 )
 from bsweep.analysis.conclusions.predicting import predict_from
 from bsweep.analysis.conclusions.prediction_texts import Prediction, cell_name
-from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.fitting import fit
 from bsweep.analysis.prediction.forecast import Key, keys_of
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
 from bsweep.analysis.prediction.ways import TimedStep, Way, timed_way
+from bsweep.analysis.study.numbers import number
 from bsweep.config.data import ProgramDataConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.target import Target

@@ -20,7 +20,6 @@ from bsweep.analysis.answering import (
     what_is_missing,
     with_networks,
 )
-from bsweep.analysis.beside_others import left_out
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.comparison import Comparison, compare
 from bsweep.analysis.conclusions.predicting import predict
@@ -38,14 +37,16 @@ from bsweep.analysis.learning import (
     fastest_accurate,
     time_to_target,
 )
-from bsweep.analysis.loaded import Study, ends_in_rounds
-from bsweep.analysis.loading import load
-from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.predicted import larger_clusters, surface
 from bsweep.analysis.prediction.critical_batch import noise_scale
 from bsweep.analysis.published import comparable, differences, published, relative_seconds
 from bsweep.analysis.simulation import Simulation, simulate
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.study.beside_others import left_out
+from bsweep.analysis.study.folder import load
+from bsweep.analysis.study.frames import Study, ends_in_rounds
+from bsweep.analysis.study.numbers import setting_text
+from bsweep.analysis.study.targets import to_target
 from bsweep.analysis.tables import (
     METRICS,
     batch_ratios,
@@ -65,7 +66,6 @@ from bsweep.analysis.tables import (
     step_unit,
     unequal_threads,
 )
-from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target, target_of
 
 __all__ = [

@@ -10,15 +10,16 @@ from typing import Any
 
 import pandas as pd
 
-from bsweep.analysis import columns, tables
+from bsweep.analysis import tables
 from bsweep.analysis.idle import equal_time_losses
 from bsweep.analysis.keys import varying
 from bsweep.analysis.learning import ACCURACY_MARGIN, fastest_accurate
-from bsweep.analysis.loaded import Study, ends_in_rounds
-from bsweep.analysis.naming import evaluated_part, length_of, settings_in_words
-from bsweep.analysis.numbers import number, spread
 from bsweep.analysis.published import comparable, differences
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.study import columns
+from bsweep.analysis.study.frames import Study, ends_in_rounds
+from bsweep.analysis.study.naming import evaluated_part, length_of, settings_in_words
+from bsweep.analysis.study.numbers import number, spread
 from bsweep.config.strategies import GPU_CYCLE_MS, PLAIN_HOROVOD
 from bsweep.config.target import score_said
 from bsweep.core.words import counted, first_of, joined, listed

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.beside_others import left_out
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.keys import cell_keys, in_common, keyed, settings
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.loading import load
-from bsweep.analysis.naming import evaluated_part, settings_in_words
-from bsweep.analysis.numbers import different_texts, plain
 from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, summarise
-from bsweep.analysis.targets import to_target
+from bsweep.analysis.study.beside_others import left_out
+from bsweep.analysis.study.folder import load
+from bsweep.analysis.study.frames import Study
+from bsweep.analysis.study.naming import evaluated_part, settings_in_words
+from bsweep.analysis.study.numbers import different_texts, plain
+from bsweep.analysis.study.targets import to_target
 from bsweep.core.words import counted, first_of, joined
 
 SAME, UNTESTED = "no difference told", "not tested"  # verdicts

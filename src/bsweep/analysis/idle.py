@@ -11,9 +11,9 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from bsweep.analysis.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.once import once
 from bsweep.analysis.statistics import summarise
+from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.frames import Study
 
 # In the order of a table: the baseline, published methods A, B and C, then the other allocations.
 POLICIES = (

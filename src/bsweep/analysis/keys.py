@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import pandas as pd
 
-from bsweep.analysis import columns
-from bsweep.analysis.numbers import setting_text
-from bsweep.analysis.once import once
+from bsweep.analysis.study import columns
+from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.numbers import setting_text
 
 # These settings are not known for a run that failed before it started.
 _FOUND_OUT = [

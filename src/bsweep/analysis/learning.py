@@ -9,10 +9,10 @@ import pandas as pd
 
 from bsweep.analysis.common_target import common_target
 from bsweep.analysis.keys import cell_keys, keyed
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.once import once
 from bsweep.analysis.statistics import summarise
-from bsweep.analysis.targets import to_target
+from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.frames import Study
+from bsweep.analysis.study.targets import to_target
 from bsweep.config.target import Target
 
 ACCURACY_MARGIN = 0.01  # absolute; within it of the best accuracy, the faster cell wins

@@ -11,9 +11,9 @@ import pandas as pd
 
 from bsweep.analysis.answering import predictions
 from bsweep.analysis.conclusions.prediction_texts import Prediction
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.once import once
 from bsweep.analysis.prediction.forecast import PARTS
+from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.frames import Study
 
 NOT_REACHED = "not reached"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from bsweep.analysis import columns
 from bsweep.analysis.keys import levels
-from bsweep.analysis.loaded import Study, study_of
-from bsweep.analysis.numbers import different_texts
+from bsweep.analysis.study import columns
+from bsweep.analysis.study.frames import Study, study_of
+from bsweep.analysis.study.numbers import different_texts
 
 # The model and data of the published study. Curves of others do not compare with its curves.
 _MODEL = "resnet18"

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.keys import cell_keys, keyed
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.naming import settings_in_words, words
-from bsweep.analysis.once import once
 from bsweep.analysis.statistics import summarise
+from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.frames import Study
+from bsweep.analysis.study.naming import settings_in_words, words
 from bsweep.core.words import joined
 
 REPLICAS = "strategy.replicas"

@@ -18,11 +18,11 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.keys import RATES, cell_keys, keyed
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
 from bsweep.analysis.statistics import beats_chance
-from bsweep.analysis.targets import best_scores
+from bsweep.analysis.study.frames import Study
+from bsweep.analysis.study.naming import evaluated_part
+from bsweep.analysis.study.targets import best_scores
 from bsweep.config.target import Target
 from bsweep.core.words import counted
 

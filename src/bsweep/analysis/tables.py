@@ -16,14 +16,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from bsweep.analysis.columns import heading
-from bsweep.analysis.derived import of_rounds
 from bsweep.analysis.keys import cell_keys, entangled, keyed, levels
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.naming import evaluated_part
-from bsweep.analysis.once import once
 from bsweep.analysis.statistics import beats_chance, summarise
-from bsweep.analysis.targets import best_scores
+from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.columns import heading
+from bsweep.analysis.study.derived import of_rounds
+from bsweep.analysis.study.frames import Study
+from bsweep.analysis.study.naming import evaluated_part
+from bsweep.analysis.study.targets import best_scores
 from bsweep.core.words import counted
 
 METRICS = [

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.keys import RATES, cell_keys, keyed
-from bsweep.analysis.loaded import Study, with_runs
-from bsweep.analysis.naming import evaluated_part
-from bsweep.analysis.once import once
 from bsweep.analysis.statistics import summarise
+from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.frames import Study, with_runs
+from bsweep.analysis.study.naming import evaluated_part
 from bsweep.config.target import score_said
 
 TUNED = "best of each cell"  # stands for the rule where each cell is taken at its best rate

@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     options = vars(parser.parse_args(arguments))
     study, as_json, is_verbose = map(options.pop, ("study", "json", "verbose"))
     from bsweep.analysis import predict as predicted
-    from bsweep.analysis.loaded import LargerClusters
+    from bsweep.analysis.study.frames import LargerClusters
 
     options["speeds"] = numbers("--speeds", options["speeds"])
     where = dict(column_and_value(text) for text in options.pop("where"))

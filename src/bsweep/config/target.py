@@ -2,7 +2,7 @@
 run has reached it.
 
 Workers, which may end a run at its target, and tables use the same rule; see
-`bsweep.analysis.targets`.
+`bsweep.analysis.study.targets`.
 """
 
 from __future__ import annotations

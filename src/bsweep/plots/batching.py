@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from bsweep.analysis import Study
 from bsweep.analysis.keys import keyed
-from bsweep.analysis.naming import words
+from bsweep.analysis.study.naming import words
 from bsweep.plots import drawing
 from bsweep.plots.curves import LINES, MAX_LINES, handle, looks
 

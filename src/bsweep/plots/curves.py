@@ -21,8 +21,8 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.naming import applies, evaluated_part, words
-from bsweep.analysis.once import once
+from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.naming import applies, evaluated_part, words
 
 # Okabe and Ito (2008) without the yellow, which is hard to see on a white page, and without the
 # black; the last two are from Tol's muted scheme.

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.naming import evaluated_part
+from bsweep.analysis.study.naming import evaluated_part
 from bsweep.plots import drawing
 from bsweep.plots.curves import (
     Curve,

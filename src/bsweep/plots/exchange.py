@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.numbers import spread
+from bsweep.analysis.study.numbers import spread
 from bsweep.plots import drawing
 from bsweep.plots.curves import common, readable
 from bsweep.plots.rows import few_enough, panels_of_rows

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bsweep import analysis
-from bsweep.analysis.naming import applies
+from bsweep.analysis.study.naming import applies
 from bsweep.plots import drawing
 from bsweep.plots.curves import INK, said
 

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.naming import length_of
+from bsweep.analysis.study.naming import length_of
 from bsweep.plots import drawing
 from bsweep.plots.along import (
     CROSSES,

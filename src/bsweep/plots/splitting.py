@@ -13,8 +13,8 @@ from matplotlib.patches import Patch
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.naming import length_of
 from bsweep.analysis.splitting import ways_in_words
+from bsweep.analysis.study.naming import length_of
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, LINES, MARKERS, common, handle, said
 from bsweep.plots.rows import few_enough, panels_of_rows

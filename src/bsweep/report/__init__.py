@@ -28,8 +28,8 @@ import pandas as pd
 
 from bsweep import analysis, plots
 from bsweep.analysis import Study
-from bsweep.analysis.columns import TABLES, heading
-from bsweep.analysis.once import computing_once
+from bsweep.analysis.study.caching import computing_once
+from bsweep.analysis.study.columns import TABLES, heading
 from bsweep.core.ranks import num_cores
 from bsweep.core.words import counted, first_of
 from bsweep.plots.styles import settings_of

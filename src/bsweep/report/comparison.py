@@ -10,7 +10,7 @@ import pandas as pd
 
 from bsweep.analysis import Comparison
 from bsweep.analysis.comparison import MEASURES
-from bsweep.analysis.numbers import number
+from bsweep.analysis.study.numbers import number
 from bsweep.core.whole_files import write_whole
 from bsweep.core.words import counted
 from bsweep.report.formats import Table, as_html

@@ -19,14 +19,14 @@ import pandas as pd
 from bsweep import analysis
 from bsweep.analysis import Study, answering
 from bsweep.analysis.answering import Answer
-from bsweep.analysis.columns import described, heading
 from bsweep.analysis.common_target import common_target
-from bsweep.analysis.loading import load_run
-from bsweep.analysis.naming import evaluated_part
-from bsweep.analysis.numbers import plain, setting_text
-from bsweep.analysis.once import computing_once
 from bsweep.analysis.predicted import cells_of
-from bsweep.analysis.records import PATHS
+from bsweep.analysis.study.caching import computing_once
+from bsweep.analysis.study.columns import described, heading
+from bsweep.analysis.study.folder import load_run
+from bsweep.analysis.study.naming import evaluated_part
+from bsweep.analysis.study.numbers import plain, setting_text
+from bsweep.analysis.study.run_rows import PATHS
 from bsweep.config.saved import read_config
 from bsweep.config.target import SETTINGS
 from bsweep.config.values import ConfigError, flatten

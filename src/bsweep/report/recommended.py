@@ -10,10 +10,11 @@ from typing import Any
 import pandas as pd
 
 from bsweep import analysis, plots
-from bsweep.analysis import Study, naming, tuning
-from bsweep.analysis.columns import heading, spoken
+from bsweep.analysis import Study, tuning
 from bsweep.analysis.keys import RATES
-from bsweep.analysis.numbers import number, setting_text, spread
+from bsweep.analysis.study import naming
+from bsweep.analysis.study.columns import heading, spoken
+from bsweep.analysis.study.numbers import number, setting_text, spread
 from bsweep.report.formats import Table
 
 _CELLS = (

@@ -12,7 +12,7 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis import splitting as tables
 from bsweep.analysis.keys import cell_keys, keyed
-from bsweep.analysis.naming import words
+from bsweep.analysis.study.naming import words
 from bsweep.core.words import joined
 from bsweep.plots import in_order
 from bsweep.plots.splitting import MEGA

@@ -11,10 +11,11 @@ from typing import Any
 import pandas as pd
 
 from bsweep import analysis, plots
-from bsweep.analysis import Study, naming
-from bsweep.analysis.columns import number_text, spoken
-from bsweep.analysis.numbers import fixed, spread
+from bsweep.analysis import Study
 from bsweep.analysis.splitting import kind_of_scaling
+from bsweep.analysis.study import naming
+from bsweep.analysis.study.columns import number_text, spoken
+from bsweep.analysis.study.numbers import fixed, spread
 from bsweep.report.formats import Table
 from bsweep.report.recommended import recommended
 

@@ -16,8 +16,6 @@ from bsweep.analysis.conclusions.simulated import (
     links_and_codec,
     with_simulated,
 )
-from bsweep.analysis.loaded import LargerClusters, Study
-from bsweep.analysis.loading import load
 from bsweep.analysis.prediction.fitting import Fits, fit
 from bsweep.analysis.prediction.forecast import Key, default_grid, forecast, grid
 from bsweep.analysis.prediction.objectives import (
@@ -30,6 +28,8 @@ from bsweep.analysis.prediction.probed_steps import Probed, probed
 from bsweep.analysis.prediction.seen_runs import Observed, observed, rate_rule
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.simulation import constants as constants_of
+from bsweep.analysis.study.folder import load
+from bsweep.analysis.study.frames import LargerClusters, Study
 from bsweep.config.target import Target, target_of
 from bsweep.config.values import counts
 from bsweep.core.words import counted, listed

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.conclusions.networks import OWN_LINKS, curves_of
-from bsweep.analysis.numbers import number, plain
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.missing_runs import more_evaluations
 from bsweep.analysis.prediction.objectives import (
@@ -24,6 +23,7 @@ from bsweep.analysis.prediction.objectives import (
     log_objective,
 )
 from bsweep.analysis.prediction.result import Result
+from bsweep.analysis.study.numbers import number, plain
 from bsweep.core.words import aligned, counted, first_of, joined
 
 _WIDTH = 100

@@ -10,9 +10,6 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis import mixture
-from bsweep.analysis.beside_others import timed_beside
-from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction import critical_batch
 from bsweep.analysis.prediction.cells import CellRuns
 from bsweep.analysis.prediction.comparable_runs import schedule
@@ -21,6 +18,9 @@ from bsweep.analysis.prediction.missing_runs import bounded
 from bsweep.analysis.prediction.seen_runs import Observed, exact_batches, rate_rule
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.statistics import differ_by_chance
+from bsweep.analysis.study import mixture
+from bsweep.analysis.study.beside_others import timed_beside
+from bsweep.analysis.study.numbers import number
 from bsweep.core.words import counted
 
 # What a formula misses of a run by the medians of the priors: that of the cell and that of the run.

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.loaded import LargerClusters
 from bsweep.analysis.prediction.forecast import Key, grid
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.seen_runs import Observed
@@ -24,6 +23,7 @@ from bsweep.analysis.simulation.choices import Choice, card_like, choice_of, cho
 from bsweep.analysis.simulation.constants import NUM_DRAWS
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.strategies import outcome
+from bsweep.analysis.study.frames import LargerClusters
 from bsweep.config.run import RunConfig
 from bsweep.config.values import check_above_zero
 

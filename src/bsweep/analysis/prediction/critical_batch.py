@@ -18,12 +18,12 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.analysis.prediction.seen_runs import Observed, to_target_of
 from bsweep.analysis.prediction.steps import CriticalBatchPrior, StepsFit, fit_steps
-from bsweep.analysis.targets import crossings
+from bsweep.analysis.study.frames import Study
+from bsweep.analysis.study.numbers import number
+from bsweep.analysis.study.targets import crossings
 from bsweep.core.words import counted
 
 INTERVAL = (0.05, 0.95)  # quantiles at the ends of every 90 % interval

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from bsweep.analysis.beside_others import timed_beside
-from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.seen_runs import Observed, exact_batches
+from bsweep.analysis.study.beside_others import timed_beside
+from bsweep.analysis.study.numbers import number
 from bsweep.config.target import Target
 from bsweep.core.words import counted, joined, listed
 

@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.numbers import number
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.sampler import Array
+from bsweep.analysis.study.numbers import number
 from bsweep.config.values import did_you_mean, parse_seconds
 from bsweep.core.words import counted
 

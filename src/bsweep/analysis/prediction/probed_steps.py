@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from bsweep.analysis import columns
 from bsweep.analysis.prediction.step_time import Cell, Form, Timing
 from bsweep.analysis.prediction.ways import Way, split_card, value_text
+from bsweep.analysis.study import columns
 from bsweep.core.words import counted
 from bsweep.runlog import probe_file
 from bsweep.runlog.probe_file import Probe, counts

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.naming import evaluated_part
 from bsweep.analysis.prediction.cells import CellRuns, cell_runs
 from bsweep.analysis.prediction.comparable_runs import (
     refuse_mixed,
@@ -20,8 +18,10 @@ from bsweep.analysis.prediction.comparable_runs import (
 )
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.prediction.ways import WHOLE, Way, passes_of, ways_of
+from bsweep.analysis.study.frames import Study
+from bsweep.analysis.study.naming import evaluated_part
+from bsweep.analysis.study.targets import to_target
 from bsweep.analysis.tables import run_steps
-from bsweep.analysis.targets import to_target
 from bsweep.config.target import Target
 
 CELL = ["global_batch", "num_workers", "passes"]

@@ -15,8 +15,6 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.keys import keyed
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.numbers import setting_text
 from bsweep.analysis.prediction.cards import (
     OWN_CODE,
     PREFIX,
@@ -26,6 +24,8 @@ from bsweep.analysis.prediction.cards import (
     strategy_texts,
 )
 from bsweep.analysis.prediction.step_time import Cell, Form
+from bsweep.analysis.study.frames import Study
+from bsweep.analysis.study.numbers import setting_text
 from bsweep.analysis.tables import run_steps
 from bsweep.config.groups import StrategyConfig
 

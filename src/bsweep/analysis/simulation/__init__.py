@@ -17,8 +17,6 @@ from typing import Any
 
 import pandas as pd
 
-from bsweep.analysis.loaded import Study
-from bsweep.analysis.loading import load
 from bsweep.analysis.simulation import constants as constants_of
 from bsweep.analysis.simulation import machines, rows
 from bsweep.analysis.simulation.cases import Case
@@ -26,6 +24,8 @@ from bsweep.analysis.simulation.choices import Choice, choice_of, choices_of
 from bsweep.analysis.simulation.constants import NUM_DRAWS, PARAMETER_BYTES, Constants
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.rows import Simulation
+from bsweep.analysis.study.folder import load
+from bsweep.analysis.study.frames import Study
 from bsweep.config.values import check_above_zero, counts
 from bsweep.core.words import counted, listed
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.numbers import number, plain
 from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import Choice
@@ -19,6 +18,7 @@ from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.network import Array
 from bsweep.analysis.simulation.spread import P95
 from bsweep.analysis.simulation.strategies import outcome
+from bsweep.analysis.study.numbers import number, plain
 from bsweep.core.words import counted
 
 SIMULATED, MEASURED = "simulated", "measured"

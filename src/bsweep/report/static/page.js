@@ -34,7 +34,7 @@ const CHART_LABELS = {
 const MEMORY_LABELS = { parameter: "parameters", gradient: "gradients", optimizer: "optimizer state", stashed: "older weights" };
 const spaced = (status) => status.replaceAll("_", " ");
 
-// What a run needs to reach a target: the rule of docs/predict.md, as in `bsweep.analysis.targets`.
+// What a run needs to reach a target: the rule of docs/predict.md, as in `bsweep.analysis.study.targets`.
 
 function smoothed(values) {
   return values.map((value, at) => [values[at - 1] ?? -Infinity, value, values[at + 1] ?? -Infinity]

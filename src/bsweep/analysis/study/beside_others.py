@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from bsweep.analysis import columns
-from bsweep.analysis.loaded import Study
+from bsweep.analysis.study import columns
+from bsweep.analysis.study.frames import Study
 from bsweep.core.words import counted
 
 _OF_CLOCKS = re.compile(r"seconds|per_second|joules|^load$")  # matches the unit in a column's name

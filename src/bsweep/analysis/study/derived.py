@@ -11,7 +11,7 @@ from collections import Counter
 
 import pandas as pd
 
-from bsweep.analysis import columns
+from bsweep.analysis.study import columns
 from bsweep.config.launch import hosts_of_ranks
 from bsweep.config.optimizers import scaled_rate
 from bsweep.core.words import counted

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis import columns
-from bsweep.analysis.loaded import Study, ends_in_rounds
-from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.study import columns
+from bsweep.analysis.study.frames import Study, ends_in_rounds
+from bsweep.analysis.study.numbers import setting_text
 from bsweep.core.words import counted
 
 with Path(__file__).with_name("labels.csv").open(encoding="utf-8", newline="") as _file:

@@ -27,11 +27,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bsweep.analysis.once import once
+from bsweep.analysis.study.caching import once
 from bsweep.config.target import SETTINGS, Target
 
 if TYPE_CHECKING:
-    from bsweep.analysis.loaded import Study
+    from bsweep.analysis.study.frames import Study
 
 AMOUNTS = {  # the amounts to a target, and the column of an evaluation for each
     "seconds": "train_seconds",

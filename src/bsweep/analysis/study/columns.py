@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from bsweep.analysis.numbers import number
+from bsweep.analysis.study.numbers import number
 from bsweep.core.words import plural
 
 

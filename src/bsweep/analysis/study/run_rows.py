@@ -10,9 +10,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from bsweep.analysis import columns
-from bsweep.analysis.derived import placement
-from bsweep.analysis.numbers import setting_text
+from bsweep.analysis.study import columns
+from bsweep.analysis.study.derived import placement
+from bsweep.analysis.study.numbers import setting_text
 from bsweep.config.hosts import SLURM
 from bsweep.config.saved import read_config
 from bsweep.config.values import ConfigError, flatten

@@ -14,11 +14,11 @@ from typing import Any
 
 import pandas as pd
 
-from bsweep.analysis import columns
-from bsweep.analysis.derived import of_rounds, with_derived, with_ends_of_epochs, with_energy
-from bsweep.analysis.mixture import in_words, mixture
-from bsweep.analysis.numbers import setting_text
-from bsweep.analysis.targets import with_own_targets
+from bsweep.analysis.study import columns
+from bsweep.analysis.study.derived import of_rounds, with_derived, with_ends_of_epochs, with_energy
+from bsweep.analysis.study.mixture import in_words, mixture
+from bsweep.analysis.study.numbers import setting_text
+from bsweep.analysis.study.targets import with_own_targets
 from bsweep.core.words import counted, first_of, joined
 
 

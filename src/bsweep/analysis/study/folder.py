@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from bsweep.analysis import columns, mixture
-from bsweep.analysis.beside_others import without_times
-from bsweep.analysis.loaded import Study, study_of
-from bsweep.analysis.records import rows_of
+from bsweep.analysis.study import columns, mixture
+from bsweep.analysis.study.beside_others import without_times
+from bsweep.analysis.study.frames import Study, study_of
+from bsweep.analysis.study.run_rows import rows_of
 from bsweep.core.words import escaped
 from bsweep.runlog.files import RunPaths, no_such_study
 
