@@ -16,7 +16,7 @@ from scipy import stats
 
 import bsweep
 from bsweep import analysis, report
-from bsweep.analysis.statistics import CHANCE_ALPHA
+from bsweep.analysis.cell_tables.statistics import CHANCE_ALPHA
 from bsweep.analysis.study.columns import RUNS, TABLES, names
 from bsweep.analysis.study.derived import placement
 from bsweep.analysis.study.naming import words

@@ -18,7 +18,7 @@ import pytest
 from scipy import stats
 
 import bsweep
-from bsweep.analysis.statistics import compare_means, holm
+from bsweep.analysis.cell_tables.statistics import compare_means, holm
 from bsweep.cli import main
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog.files import RunPaths

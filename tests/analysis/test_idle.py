@@ -14,7 +14,7 @@ from scipy import stats
 
 import bsweep
 from bsweep import analysis, report
-from bsweep.analysis.idle import NODE
+from bsweep.analysis.cell_tables.idle import NODE
 from bsweep.analysis.study.columns import TABLES, names
 from bsweep.runlog.files import RunPaths
 from tests.support.synthetic_study import (

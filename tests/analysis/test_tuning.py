@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import bsweep
-from bsweep.analysis.common_target import common_target
-from bsweep.analysis.tuning import rates
+from bsweep.analysis.cell_tables.common_target import common_target
+from bsweep.analysis.cell_tables.tuning import rates
 from bsweep.config.target import target_of
 from tests.support.synthetic_study import write_run
 

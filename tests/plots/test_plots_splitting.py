@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 import bsweep
 from bsweep import analysis, plots
-from bsweep.analysis import splitting as tables
+from bsweep.analysis.cell_tables import split_models as tables
 from bsweep.analysis.study.caching import computing_once
 from bsweep.plots.curves import readable
 from tests.plots.test_plots import assert_readable, legend_texts

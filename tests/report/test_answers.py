@@ -17,9 +17,9 @@ import pytest
 
 import bsweep
 from bsweep import analysis, plots, report
+from bsweep.analysis.cell_tables.supported import supported_target
+from bsweep.analysis.cell_tables.tuning import tuned
 from bsweep.analysis.study.caching import computing_once
-from bsweep.analysis.supported import supported_target
-from bsweep.analysis.tuning import tuned
 from bsweep.report.recommended import recommended
 from bsweep.report.tables import tables
 from tests.plots.test_plots import assert_readable

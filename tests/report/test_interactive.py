@@ -19,7 +19,7 @@ from matplotlib.patches import Rectangle
 
 import bsweep
 from bsweep import analysis, plots
-from bsweep.analysis import splitting
+from bsweep.analysis.cell_tables import split_models
 from bsweep.analysis.study.targets import crossings
 from bsweep.config.target import Target
 from bsweep.plots.drawing import PALE
@@ -524,7 +524,7 @@ def test_charts_of_split_models_have_the_numbers_of_the_figures(
             "tensor 1x2, 1x4",
             "tensor 2x2",
         }
-    ways = splitting.ways(split)
+    ways = split_models.ways(split)
     fastest = ways.loc[ways["is_fastest"], "train_seconds"]
     assert sorted(row["seconds"] for row in times) == pytest.approx(sorted(fastest))
     names = {row["way"] for row in times}
@@ -532,7 +532,7 @@ def test_charts_of_split_models_have_the_numbers_of_the_figures(
         "DDP", "sharded 1x2, 1x4", "tensor 1x2, 1x4", "tensor 2x2", "pipeline 1x2, 1x4",
         "PipeDream 1x2, 1x4",
     }  # fmt: skip
-    table = splitting.worker_memory(split)
+    table = split_models.worker_memory(split)
     for name, part in (
         ("parameters", "parameter_bytes"),
         ("optimizer state", "optimizer_bytes"),

@@ -26,7 +26,7 @@ from measured_grid import Measured, arguments, measured
 from scipy import stats
 
 from bsweep.analysis import load
-from bsweep.analysis.statistics import holm
+from bsweep.analysis.cell_tables.statistics import holm
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.targets import to_target
 from bsweep.config.target import Target

@@ -20,34 +20,21 @@ from bsweep.analysis.answering import (
     what_is_missing,
     with_networks,
 )
-from bsweep.analysis.common_target import common_target
-from bsweep.analysis.comparison import Comparison, compare
-from bsweep.analysis.conclusions.predicting import predict
-from bsweep.analysis.conclusions.prediction_texts import Prediction
-from bsweep.analysis.idle import (
+from bsweep.analysis.cell_tables.common_target import common_target
+from bsweep.analysis.cell_tables.idle import (
     equal_time_losses,
     idle_table,
     loss_by_time,
     node_columns,
     round_times,
 )
-from bsweep.analysis.keys import cell_keys, entangled, levels, settings, varying
-from bsweep.analysis.learning import (
+from bsweep.analysis.cell_tables.keys import cell_keys, entangled, levels, settings, varying
+from bsweep.analysis.cell_tables.learning import (
     accuracy_by_time,
     fastest_accurate,
     time_to_target,
 )
-from bsweep.analysis.predicted import larger_clusters, surface
-from bsweep.analysis.prediction.critical_batch import noise_scale
-from bsweep.analysis.published import comparable, differences, published, relative_seconds
-from bsweep.analysis.simulation import Simulation, simulate
-from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL
-from bsweep.analysis.study.beside_others import left_out
-from bsweep.analysis.study.folder import load
-from bsweep.analysis.study.frames import Study, ends_in_rounds
-from bsweep.analysis.study.numbers import setting_text
-from bsweep.analysis.study.targets import to_target
-from bsweep.analysis.tables import (
+from bsweep.analysis.cell_tables.means import (
     METRICS,
     batch_ratios,
     best_medians,
@@ -66,6 +53,19 @@ from bsweep.analysis.tables import (
     step_unit,
     unequal_threads,
 )
+from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.comparison import Comparison, compare
+from bsweep.analysis.conclusions.predicting import predict
+from bsweep.analysis.conclusions.prediction_texts import Prediction
+from bsweep.analysis.predicted import larger_clusters, surface
+from bsweep.analysis.prediction.critical_batch import noise_scale
+from bsweep.analysis.published import comparable, differences, published, relative_seconds
+from bsweep.analysis.simulation import Simulation, simulate
+from bsweep.analysis.study.beside_others import left_out
+from bsweep.analysis.study.folder import load
+from bsweep.analysis.study.frames import Study, ends_in_rounds
+from bsweep.analysis.study.numbers import setting_text
+from bsweep.analysis.study.targets import to_target
 from bsweep.config.target import Target, target_of
 
 __all__ = [

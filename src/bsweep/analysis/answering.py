@@ -17,11 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bsweep.analysis.advice import winner
-from bsweep.analysis.common_target import common_target
+from bsweep.analysis.cell_tables.common_target import common_target
+from bsweep.analysis.cell_tables.keys import cell_keys, keyed
+from bsweep.analysis.cell_tables.statistics import beats_chance
+from bsweep.analysis.cell_tables.tuning import TUNED, best_by, rate_settings, tuned
 from bsweep.analysis.conclusions.predicting import predict
 from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.conclusions.simulated import check_networks
-from bsweep.analysis.keys import cell_keys, keyed
 from bsweep.analysis.prediction.comparable_runs import (
     distinguishing,
     of_one_batch,
@@ -29,13 +31,11 @@ from bsweep.analysis.prediction.comparable_runs import (
     where_options,
 )
 from bsweep.analysis.prediction.missing_runs import evaluated_once
-from bsweep.analysis.statistics import beats_chance
 from bsweep.analysis.study.caching import once
 from bsweep.analysis.study.columns import role
 from bsweep.analysis.study.frames import LargerClusters, Study, with_runs
 from bsweep.analysis.study.naming import settings_in_words, words
 from bsweep.analysis.study.targets import to_target
-from bsweep.analysis.tuning import TUNED, best_by, rate_settings, tuned
 from bsweep.config.target import SETTINGS, Target
 from bsweep.core.words import counted, joined
 

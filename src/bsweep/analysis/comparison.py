@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.common_target import common_target
-from bsweep.analysis.keys import cell_keys, in_common, keyed, settings
-from bsweep.analysis.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, summarise
+from bsweep.analysis.cell_tables.common_target import common_target
+from bsweep.analysis.cell_tables.keys import cell_keys, in_common, keyed, settings
+from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL, compare_means, summarise
 from bsweep.analysis.study.beside_others import left_out
 from bsweep.analysis.study.folder import load
 from bsweep.analysis.study.frames import Study

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bsweep.analysis.keys import levels
+from bsweep.analysis.cell_tables.keys import levels
 from bsweep.analysis.study import columns
 from bsweep.analysis.study.frames import Study, study_of
 from bsweep.analysis.study.numbers import different_texts

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis import splitting as split_tables
+from bsweep.analysis.cell_tables import split_models as split_tables
 from bsweep.analysis.study.caching import computing_once
 from bsweep.analysis.study.naming import length_of, words
 from bsweep.plots import (

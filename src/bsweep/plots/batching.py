@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from bsweep.analysis import Study
-from bsweep.analysis.keys import keyed
+from bsweep.analysis.cell_tables.keys import keyed
 from bsweep.analysis.study.naming import words
 from bsweep.plots import drawing
 from bsweep.plots.curves import LINES, MAX_LINES, handle, looks

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.splitting import kind_of_scaling
+from bsweep.analysis.cell_tables.split_models import kind_of_scaling
 from bsweep.core.words import counted
 from bsweep.plots import drawing
 from bsweep.plots.along import (

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.splitting import ways_in_words
+from bsweep.analysis.cell_tables.split_models import ways_in_words
 from bsweep.analysis.study.naming import length_of
 from bsweep.plots import drawing
 from bsweep.plots.curves import COLORS, LINES, MARKERS, common, handle, said

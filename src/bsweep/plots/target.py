@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.statistics import summarise
+from bsweep.analysis.cell_tables.statistics import summarise
 from bsweep.plots import drawing
 from bsweep.plots.along import along, beside, draw_panel
 from bsweep.plots.curves import Curve, common, curves, in_panels, panel_handles

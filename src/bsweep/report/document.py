@@ -19,7 +19,7 @@ import pandas as pd
 from bsweep import analysis
 from bsweep.analysis import Study, answering
 from bsweep.analysis.answering import Answer
-from bsweep.analysis.common_target import common_target
+from bsweep.analysis.cell_tables.common_target import common_target
 from bsweep.analysis.predicted import cells_of
 from bsweep.analysis.study.caching import computing_once
 from bsweep.analysis.study.columns import described, heading

@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 
 from bsweep import analysis, plots
-from bsweep.analysis import Study, tuning
-from bsweep.analysis.keys import RATES
+from bsweep.analysis import Study
+from bsweep.analysis.cell_tables import tuning
+from bsweep.analysis.cell_tables.keys import RATES
 from bsweep.analysis.study import naming
 from bsweep.analysis.study.columns import heading, spoken
 from bsweep.analysis.study.numbers import number, setting_text, spread

@@ -10,8 +10,8 @@ import pandas as pd
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis import splitting as tables
-from bsweep.analysis.keys import cell_keys, keyed
+from bsweep.analysis.cell_tables import split_models as tables
+from bsweep.analysis.cell_tables.keys import cell_keys, keyed
 from bsweep.analysis.study.naming import words
 from bsweep.core.words import joined
 from bsweep.plots import in_order

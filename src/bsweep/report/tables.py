@@ -12,7 +12,7 @@ import pandas as pd
 
 from bsweep import analysis, plots
 from bsweep.analysis import Study
-from bsweep.analysis.splitting import kind_of_scaling
+from bsweep.analysis.cell_tables.split_models import kind_of_scaling
 from bsweep.analysis.study import naming
 from bsweep.analysis.study.columns import number_text, spoken
 from bsweep.analysis.study.numbers import fixed, spread

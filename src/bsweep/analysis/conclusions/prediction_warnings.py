@@ -10,14 +10,15 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.cell_tables.statistics import differ_by_chance
+from bsweep.analysis.cell_tables.supported import ENOUGH_BATCHES
 from bsweep.analysis.prediction import critical_batch
 from bsweep.analysis.prediction.cells import CellRuns
 from bsweep.analysis.prediction.comparable_runs import schedule
-from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES, Fits
+from bsweep.analysis.prediction.fitting import Fits
 from bsweep.analysis.prediction.missing_runs import bounded
 from bsweep.analysis.prediction.seen_runs import Observed, exact_batches, rate_rule
 from bsweep.analysis.prediction.step_time import Timing
-from bsweep.analysis.statistics import differ_by_chance
 from bsweep.analysis.study import mixture
 from bsweep.analysis.study.beside_others import timed_beside
 from bsweep.analysis.study.numbers import number

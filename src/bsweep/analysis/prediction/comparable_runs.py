@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from bsweep.analysis.keys import cell_keys, keyed
+from bsweep.analysis.cell_tables.keys import cell_keys, keyed
 from bsweep.analysis.prediction.cards import capabilities_of
 from bsweep.analysis.prediction.ways import differ_in_ways_alone
 from bsweep.analysis.study import columns

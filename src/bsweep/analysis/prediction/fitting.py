@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.cell_tables.supported import ENOUGH_BATCHES
 from bsweep.analysis.prediction import critical_batch
 from bsweep.analysis.prediction.cells import evenly
 from bsweep.analysis.prediction.critical_batch import CriticalBatch
@@ -26,8 +27,6 @@ from bsweep.analysis.prediction.steps import (
     fit_steps,
 )
 
-# Batch sizes that must reach the target for steps to give the critical batch without help.
-ENOUGH_BATCHES = 3
 _LEFT_OUT_DRAWS = 400  # from each fit for the leave-out error
 _MOST_LEFT_OUT = 16  # batch sizes and worker counts at the most
 

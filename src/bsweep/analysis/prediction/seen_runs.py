@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.cell_tables.means import run_steps
 from bsweep.analysis.prediction.cells import CellRuns, cell_runs
 from bsweep.analysis.prediction.comparable_runs import (
     refuse_mixed,
@@ -21,7 +22,6 @@ from bsweep.analysis.prediction.ways import WHOLE, Way, passes_of, ways_of
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import evaluated_part
 from bsweep.analysis.study.targets import to_target
-from bsweep.analysis.tables import run_steps
 from bsweep.config.target import Target
 
 CELL = ["global_batch", "num_workers", "passes"]

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.keys import keyed
+from bsweep.analysis.cell_tables.keys import keyed
+from bsweep.analysis.cell_tables.means import run_steps
 from bsweep.analysis.prediction.cards import (
     OWN_CODE,
     PREFIX,
@@ -26,7 +27,6 @@ from bsweep.analysis.prediction.cards import (
 from bsweep.analysis.prediction.step_time import Cell, Form
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.numbers import setting_text
-from bsweep.analysis.tables import run_steps
 from bsweep.config.groups import StrategyConfig
 
 # The first parts of the columns in which runs of different ways must be equal.

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
+from bsweep.analysis.cell_tables.means import ring_bytes, run_steps
 from bsweep.analysis.prediction.cards import capabilities_of
 from bsweep.analysis.prediction.comparable_runs import selected
 from bsweep.analysis.prediction.probed_steps import probe_timings, read_probe
@@ -25,7 +26,6 @@ from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.study.frames import Study
-from bsweep.analysis.tables import ring_bytes, run_steps
 from bsweep.core.words import counted
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records

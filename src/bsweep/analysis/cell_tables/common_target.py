@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import pandas as pd
 
+from bsweep.analysis.cell_tables.supported import supported_target
+from bsweep.analysis.cell_tables.tuning import tuned
 from bsweep.analysis.study.caching import once
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import evaluated_part
 from bsweep.analysis.study.numbers import number
 from bsweep.analysis.study.targets import to_target
-from bsweep.analysis.supported import supported_target
-from bsweep.analysis.tuning import tuned
 from bsweep.config.target import SETTINGS, Target
 
 

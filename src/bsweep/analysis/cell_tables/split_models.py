@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.keys import cell_keys, keyed
-from bsweep.analysis.statistics import summarise
+from bsweep.analysis.cell_tables.keys import cell_keys, keyed
+from bsweep.analysis.cell_tables.statistics import summarise
 from bsweep.analysis.study.caching import once
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import settings_in_words, words

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.keys import RATES, cell_keys, keyed
-from bsweep.analysis.statistics import summarise
+from bsweep.analysis.cell_tables.keys import RATES, cell_keys, keyed
+from bsweep.analysis.cell_tables.statistics import summarise
 from bsweep.analysis.study.caching import once
 from bsweep.analysis.study.frames import Study, with_runs
 from bsweep.analysis.study.naming import evaluated_part

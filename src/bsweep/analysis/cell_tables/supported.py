@@ -17,15 +17,16 @@ import math
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.keys import RATES, cell_keys, keyed
-from bsweep.analysis.prediction.fitting import ENOUGH_BATCHES
-from bsweep.analysis.statistics import beats_chance
+from bsweep.analysis.cell_tables.keys import RATES, cell_keys, keyed
+from bsweep.analysis.cell_tables.statistics import beats_chance
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import evaluated_part
 from bsweep.analysis.study.targets import best_scores
 from bsweep.config.target import Target
 from bsweep.core.words import counted
 
+# Batch sizes that must reach the target for steps to give the critical batch without help.
+ENOUGH_BATCHES = 3
 _STEP = 0.01
 _ROUNDING = 1e-9
 _SHARES = (0.75, 0.5)  # of the cells; the second if the first are not above chance

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from bsweep.analysis.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels
-from bsweep.analysis.statistics import summarise
+from bsweep.analysis.cell_tables.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels
+from bsweep.analysis.cell_tables.statistics import summarise
 from bsweep.analysis.study.caching import once
 from bsweep.analysis.study.frames import Study
 

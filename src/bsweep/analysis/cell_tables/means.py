@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from bsweep.analysis.keys import cell_keys, entangled, keyed, levels
-from bsweep.analysis.statistics import beats_chance, summarise
+from bsweep.analysis.cell_tables.keys import cell_keys, entangled, keyed, levels
+from bsweep.analysis.cell_tables.statistics import beats_chance, summarise
 from bsweep.analysis.study.caching import once
 from bsweep.analysis.study.columns import heading
 from bsweep.analysis.study.derived import of_rounds

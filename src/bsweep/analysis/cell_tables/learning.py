@@ -7,9 +7,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.common_target import common_target
-from bsweep.analysis.keys import cell_keys, keyed
-from bsweep.analysis.statistics import summarise
+from bsweep.analysis.cell_tables.common_target import common_target
+from bsweep.analysis.cell_tables.keys import cell_keys, keyed
+from bsweep.analysis.cell_tables.statistics import summarise
 from bsweep.analysis.study.caching import once
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.targets import to_target
