@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis import load
-from bsweep.analysis.published import published
+from bsweep.analysis.conclusions.published_study import published
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import choice_of
 from bsweep.analysis.simulation.constants import (

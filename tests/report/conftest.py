@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bsweep import plots
-from bsweep.analysis import answering
+from bsweep.analysis.conclusions import recommendations as answering
 
 
 @pytest.fixture

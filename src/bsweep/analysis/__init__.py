@@ -1,25 +1,15 @@
 """Functions that turn the records of a study into tables, fits, predictions and sentences, without
 torch.
 
-`load` reads a study's folder into tables, such as one with a row for each run; `columns` describes
-their columns. The other functions compute what follows from these tables: means over seeds, fits,
-predictions with intervals (`prediction`), and sentences.
+Five rooms stand in one line. `study` reads a study's folder into tables, such as one with a row for
+each run. `cell_tables` computes what follows for cells, such as means over seeds. `prediction` fits
+steps and seconds, `simulation` computes steps that were not measured, and `conclusions` has
+predictions with intervals, comparisons, and sentences.
 
 This package must not import the code that trains a run. It reads the files of runs through
 `runlog`, and takes the rules of settings from `config`. It draws nothing and writes no file.
 """
 
-from bsweep.analysis.advice import against_published, headlines, winner
-from bsweep.analysis.answering import (
-    answer_lines,
-    answers,
-    doubts,
-    first_place,
-    in_short,
-    recommendations,
-    what_is_missing,
-    with_networks,
-)
 from bsweep.analysis.cell_tables.common_target import common_target
 from bsweep.analysis.cell_tables.idle import (
     equal_time_losses,
@@ -54,12 +44,28 @@ from bsweep.analysis.cell_tables.means import (
     unequal_threads,
 )
 from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL
-from bsweep.analysis.comparison import Comparison, compare
+from bsweep.analysis.conclusions.best_cells import against_published, headlines, winner
+from bsweep.analysis.conclusions.comparing import Comparison, compare
+from bsweep.analysis.conclusions.maps import larger_clusters, surface
 from bsweep.analysis.conclusions.predicting import predict
 from bsweep.analysis.conclusions.prediction_texts import Prediction
-from bsweep.analysis.predicted import larger_clusters, surface
+from bsweep.analysis.conclusions.published_study import (
+    comparable,
+    differences,
+    published,
+    relative_seconds,
+)
+from bsweep.analysis.conclusions.recommendations import (
+    answer_lines,
+    answers,
+    doubts,
+    first_place,
+    in_short,
+    recommendations,
+    what_is_missing,
+    with_networks,
+)
 from bsweep.analysis.prediction.critical_batch import noise_scale
-from bsweep.analysis.published import comparable, differences, published, relative_seconds
 from bsweep.analysis.simulation import Simulation, simulate
 from bsweep.analysis.study.beside_others import left_out
 from bsweep.analysis.study.folder import load

@@ -97,7 +97,7 @@ def _judge(found: Comparison, share: float) -> int:
 def _untold(found: Comparison) -> list[tuple[pd.DataFrame, str]]:
     """Return the cells whose times could not be tested, by the reason and its remedy."""
     from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL
-    from bsweep.analysis.comparison import RARER
+    from bsweep.analysis.conclusions.comparing import RARER
 
     cells = found.cells
     is_timed = cells["step_seconds"].notna() | cells["seconds_to_target"].notna()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from bsweep.analysis import Comparison
-from bsweep.analysis.comparison import MEASURES
+from bsweep.analysis.conclusions.comparing import MEASURES
 from bsweep.analysis.study.numbers import number
 from bsweep.core.whole_files import write_whole
 from bsweep.core.words import counted

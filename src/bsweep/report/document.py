@@ -17,10 +17,11 @@ from typing import Any
 import pandas as pd
 
 from bsweep import analysis
-from bsweep.analysis import Study, answering
-from bsweep.analysis.answering import Answer
+from bsweep.analysis import Study
 from bsweep.analysis.cell_tables.common_target import common_target
-from bsweep.analysis.predicted import cells_of
+from bsweep.analysis.conclusions import recommendations as answering
+from bsweep.analysis.conclusions.maps import cells_of
+from bsweep.analysis.conclusions.recommendations import Answer
 from bsweep.analysis.study.caching import computing_once
 from bsweep.analysis.study.columns import described, heading
 from bsweep.analysis.study.folder import load_run

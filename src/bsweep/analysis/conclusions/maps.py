@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.answering import predictions
 from bsweep.analysis.conclusions.prediction_texts import Prediction
+from bsweep.analysis.conclusions.recommendations import predictions
 from bsweep.analysis.prediction.forecast import PARTS
 from bsweep.analysis.study.caching import once
 from bsweep.analysis.study.frames import Study

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bsweep.analysis.advice import winner
 from bsweep.analysis.cell_tables.common_target import common_target
 from bsweep.analysis.cell_tables.keys import cell_keys, keyed
 from bsweep.analysis.cell_tables.statistics import beats_chance
 from bsweep.analysis.cell_tables.tuning import TUNED, best_by, rate_settings, tuned
+from bsweep.analysis.conclusions.best_cells import winner
 from bsweep.analysis.conclusions.predicting import predict
 from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.conclusions.simulated import check_networks

@@ -35,7 +35,7 @@ def published() -> Study:
     """
     here = Path(__file__).resolve()
     # The folder in an installed wheel, then the one in a checkout.
-    candidates = (here.parents[1] / "published", here.parents[3] / "results" / "published")
+    candidates = (here.parents[2] / "published", here.parents[4] / "results" / "published")
     folder = next(path for path in candidates if path.is_dir())
     runs = pd.read_csv(folder / "batch_size_horovod.csv")
     runs = runs.assign(

@@ -15,7 +15,7 @@ from bsweep.analysis.cell_tables.idle import equal_time_losses
 from bsweep.analysis.cell_tables.keys import varying
 from bsweep.analysis.cell_tables.learning import ACCURACY_MARGIN, fastest_accurate
 from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL
-from bsweep.analysis.published import comparable, differences
+from bsweep.analysis.conclusions.published_study import comparable, differences
 from bsweep.analysis.study import columns
 from bsweep.analysis.study.frames import Study, ends_in_rounds
 from bsweep.analysis.study.naming import evaluated_part, length_of, settings_in_words
