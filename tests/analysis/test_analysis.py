@@ -193,7 +193,9 @@ def test_repetitions_of_a_seed_are_no_seeds(tmp_path: Path) -> None:
     seconds = [train_seconds(8, 1, seed=seed) for seed in (0, 1)]
     assert cell["train_seconds"] == pytest.approx(np.mean(seconds))
     assert np.isnan(cell["train_seconds_ci95"])
-    assert any("repeat a seed of the same cell: 1" in line for line in analysis.caveats(study))
+    assert any(
+        "repeat a seed of the same cell: 1" in line for line in analysis.cell_warnings(study)
+    )
     assert analysis.epoch_curves(study)["n"].tolist() == [2] * 3
 
 
@@ -490,7 +492,7 @@ def test_a_learning_rate_for_each_batch_keeps_one_curve_and_is_reported(tmp_path
     study = bsweep.load(tmp_path / "s")
     runs = study.runs
     assert analysis.entangled(runs) == ["lr"]
-    (line,) = analysis.caveats(study)
+    (line,) = analysis.cell_warnings(study)
     assert line.startswith("The base learning rate changes together with the batch size")
     assert len(analysis.batch_ratios(analysis.cells(runs))) == 2
 

@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 import bsweep
 from bsweep import analysis, plots
-from bsweep.analysis.study.caching import computing_once
+from bsweep.analysis.study.caching import caching
 from bsweep.plots.curves import looks
 from bsweep.plots.styles import settings_of
 from tests.support.synthetic_study import (
@@ -199,7 +199,7 @@ def test_speedup_is_drawn_beside_the_ideal(grid: analysis.Study, tmp_path: Path)
 
 def test_repeats_get_bars_bands_and_their_number(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", num_workers=(1,), seeds=3))
-    with computing_once():
+    with caching():
         by_batch, by_epoch = plots.accuracy_and_loss_by_batch(study), plots.loss_by_epoch(study)
     assert "n = 3 per point." in plots.caption(by_batch)
     half = analysis.cells(study.runs)["train_accuracy_ci95"].to_numpy()
@@ -237,7 +237,7 @@ def test_odd_studies_are_drawn_too(case: str, tmp_path: Path) -> None:
         write_study(tmp_path / "s", local_batches=batches, num_workers=(2,))
     if case != "published":
         study = bsweep.load(tmp_path / "s")
-    with computing_once():
+    with caching():
         drawn = [draw(study) for draw in plots.figures(study).values()]
     assert drawn or case == "nothing completed"
     for figure in drawn:

@@ -12,7 +12,7 @@ import pytest
 
 import bsweep
 from bsweep import analysis, plots
-from bsweep.analysis.study.caching import computing_once
+from bsweep.analysis.study.caching import caching
 from bsweep.plots.curves import looks
 from bsweep.runlog.measured import NoiseScale
 from bsweep.runlog.records import BatchChanged, Record, Step
@@ -45,7 +45,7 @@ def test_figures_of_rounds_are_drawn_of_one_run(tmp_path: Path) -> None:
     run: dict[str, Any] = {"local_batch": 4, "num_workers": 4, "epochs": 1}
     write_run(tmp_path / "s", **run, settings=diloco("uniform"), num_rounds=1)
     alone = bsweep.load(tmp_path / "s")
-    with computing_once():
+    with caching():
         for name in ("idle_by_node", "loss_by_time"):
             plots.figures(alone)[name](alone).draw_without_rendering()
 

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 import bsweep
 from bsweep import analysis, plots
 from bsweep.analysis.cell_tables import split_models as tables
-from bsweep.analysis.study.caching import computing_once
+from bsweep.analysis.study.caching import caching
 from bsweep.plots.curves import readable
 from tests.plots.test_plots import assert_readable, legend_texts
 from tests.support.split_study import (
@@ -43,7 +43,7 @@ def test_they_are_drawn_of_one_run(way: tuple[str, Mapping[str, Any]], tmp_path:
     strategy, how = way
     write_split_run(tmp_path / "one", strategy, 2, how)
     one = bsweep.load(tmp_path / "one")
-    with computing_once():
+    with caching():
         for name in FIGURES:
             assert_readable(plots.figures(one)[name](one))
 

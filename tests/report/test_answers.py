@@ -19,7 +19,7 @@ import bsweep
 from bsweep import analysis, plots, report
 from bsweep.analysis.cell_tables.supported import supported_target
 from bsweep.analysis.cell_tables.tuning import tuned
-from bsweep.analysis.study.caching import computing_once
+from bsweep.analysis.study.caching import caching
 from bsweep.report.recommended import recommended
 from bsweep.report.tables import tables
 from tests.plots.test_plots import assert_readable
@@ -70,7 +70,7 @@ def test_the_map_has_the_true_times_and_their_causes(
     assert of["bottleneck"][256, 1] == "large_batch"
     fixed = EXACT.pass_seconds / EXACT.step_seconds(16, 1)
     assert of["bottleneck_share"][16, 1] == pytest.approx(fixed, abs=0.1)
-    assert analysis.doubts(study) == []
+    assert analysis.recommendation_warnings(study) == []
     assert "until a test accuracy of 0.9" in plots.caption(plots.time_to_target(study))
     assert set(analysis.time_to_target(study)["seconds"]) == set(study.runs["seconds_to_target"])
 
@@ -111,7 +111,7 @@ def test_a_study_that_names_no_target_has_the_one_that_most_cells_reach(tmp_path
     assert why in sentences[1]
     assert why in plots.caption(plots.time_to_target(study))
     assert set(analysis.time_to_target(study)["target"]) == {target.value}
-    assert analysis.what_is_missing(study) == []
+    assert analysis.missing_recommendations(study) == []
 
 
 def test_chance_is_that_of_the_data_of_each_cell(study: analysis.Study) -> None:
@@ -184,14 +184,14 @@ def test_what_is_missing_for_a_recommendation_is_said(
 ) -> None:
     for batch in BATCHES:
         write_run(tmp_path / "s", local_batch=batch, **runs)
-    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
+    (missing,) = analysis.missing_recommendations(bsweep.load(tmp_path / "s"))
     assert says in missing
 
 
 def test_batches_that_were_evaluated_once_are_named(tmp_path: Path) -> None:
     for batch, epochs in ((16, 3), (64, 1)):
         write_run(tmp_path / "s", local_batch=batch, epochs=epochs)
-    (missing,) = analysis.what_is_missing(bsweep.load(tmp_path / "s"))
+    (missing,) = analysis.missing_recommendations(bsweep.load(tmp_path / "s"))
     assert "A target needs two evaluations of a run, but runs of global batch 64 have" in missing
     assert "evaluate_every_examples=25000" in missing
     assert "call run.evaluated every 391 steps" in missing
@@ -203,12 +203,14 @@ def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_pa
     for seed in range(3):
         write_run(tmp_path / "one", local_batch=64, seed=seed)
         write_run(tmp_path / "s", local_batch=64, seed=seed)
-    assert analysis.what_is_missing(bsweep.load(tmp_path / "one")) == [], "nobody asks for a batch"
+    assert analysis.missing_recommendations(bsweep.load(tmp_path / "one")) == [], (
+        "nobody asks for a batch"
+    )
     for momentum in (0.5, 0.7):
         write_run(tmp_path / "s", local_batch=32, settings={"optimizer.momentum": momentum})
     study = bsweep.load(tmp_path / "s")
     assert analysis.recommendations(study) == []
-    missing, *_ = analysis.what_is_missing(study)
+    missing, *_ = analysis.missing_recommendations(study)
     assert "only one cell (global batch 64 on 1 worker)" in missing
     assert "bsweep run local_batch=32,64,128 study=s" in missing
     assert "bsweep recommend local_batch=32,64,128 num_workers=1 study=s --target-acc" in missing
@@ -226,7 +228,7 @@ def test_validation_scores_are_named_so_everywhere(tmp_path: Path) -> None:
         summary = json.loads((run / "summary.json").read_text())
         (run / "summary.json").write_text(json.dumps(summary | {"final_test_accuracy": 0.8125}))
     study = bsweep.load(tmp_path / "s")
-    with computing_once():
+    with caching():
         results = next(tables(study))
         lines = [*report.headlines(study), *analysis.in_short(study), results.caption]
         for name in ("accuracy_by_time", "accuracy_by_epoch", "accuracy_and_loss_by_batch"):
@@ -241,7 +243,7 @@ def test_validation_scores_are_named_so_everywhere(tmp_path: Path) -> None:
     assert bsweep.predict(study, 0.8).target.part == "validation"
     write_run(tmp_path / "s", local_batch=16)
     mixed = bsweep.load(tmp_path / "s")
-    assert "their accuracies and losses cannot be compared" in analysis.caveats(mixed)[-1]
+    assert "their accuracies and losses cannot be compared" in analysis.cell_warnings(mixed)[-1]
     assert "test or validation accuracy" in next(tables(mixed)).cells
 
 
@@ -255,7 +257,7 @@ def test_different_hardware_has_a_recommendation_each(tmp_path: Path) -> None:
                 tmp_path / "s", truth, batch=batch, seed=number, settings=settings, meta=meta
             )
     study = bsweep.load(tmp_path / "s", mix=True)
-    with computing_once():
+    with caching():
         one, other = analysis.recommendations(study)
         cells = analysis.surface(study)
         assert {line.partition(":")[0] for line in (one, other)} == set(cells["where"])

@@ -16,7 +16,7 @@ from pandas.testing import assert_frame_equal
 
 import bsweep
 from bsweep import analysis, plots, report
-from bsweep.analysis.study.caching import computing_once
+from bsweep.analysis.study.caching import caching
 from bsweep.analysis.study.numbers import number, spread
 from bsweep.core.words import counted
 from bsweep.report import formats, images
@@ -290,7 +290,7 @@ def test_a_margin_below_what_seeds_scatter_is_said_to_be(tmp_path: Path) -> None
 
 def report_tables(folder: Path) -> str:
     study = bsweep.load(folder)
-    with computing_once():
+    with caching():
         return formats.as_markdown(study.name, list(tables(study)))
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables import split_models as split_tables
-from bsweep.analysis.study.caching import computing_once
+from bsweep.analysis.study.caching import caching
 from bsweep.analysis.study.naming import length_of, words
 from bsweep.plots import (
     batching,
@@ -94,7 +94,7 @@ def figures(study: Study) -> dict[str, StudyFigure]:
         The figures by name, in the order of a report. Each is a function of a study and, if it is
         for a paper, the name of a style.
     """
-    with computing_once():
+    with caching():
         return {name: figure for name, figure in FIGURES.items() if len(figure.table(study))}
 
 

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.naming import applies, evaluated_part, words
 
 # Okabe and Ito (2008) without the yellow, which is hard to see on a white page, and without the
@@ -179,7 +179,7 @@ def common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_ba
     return ", ".join(said(name, table.index.get_level_values(name)[0]) for name in shared)
 
 
-@once
+@cached
 def looks(study: Study) -> dict[tuple[str, Any], dict[str, Any]]:
     """Return the colour and the marker of each batch size, worker count and variant of a study's
     cells, and of each value of other settings that vary, by the name of the setting and its value.

@@ -28,7 +28,7 @@ import pandas as pd
 
 from bsweep import analysis, plots
 from bsweep.analysis import Study
-from bsweep.analysis.study.caching import computing_once
+from bsweep.analysis.study.caching import caching
 from bsweep.analysis.study.columns import TABLES, heading
 from bsweep.core.ranks import num_cores
 from bsweep.core.words import counted, first_of
@@ -107,7 +107,7 @@ def write(
     out = study.folder / "report" if out_dir is None else Path(out_dir).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".new-") as new:
-        with computing_once():
+        with caching():
             if network:
                 study = analysis.with_networks(study, *larger)
             for line in analysis.answer_lines(study):
@@ -178,7 +178,7 @@ def _write_data(study: Study, folder: Path) -> None:
 def _write_figures(study: Study, folder: Path, style: str | None) -> dict[str, str]:
     """Write all figures of a report to files, and return their captions.
 
-    Call it within `computing_once`: `plots.figures` has computed the tables that they draw. As
+    Call it within `caching`: `plots.figures` has computed the tables that they draw. As
     drawing takes most of a report's time, Linux shares the figures among forked processes, which
     have these tables. Elsewhere a fork can be unsafe, and one process draws all.
     """
@@ -219,11 +219,11 @@ def headlines(study: Study) -> list[str]:
     Returns:
         One paragraph for each element.
     """
-    with computing_once():
+    with caching():
         return [
             *analysis.recommendations(study),
             *analysis.headlines(study),
-            *analysis.what_is_missing(study),
+            *analysis.missing_recommendations(study),
         ]
 
 

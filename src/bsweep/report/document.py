@@ -19,10 +19,10 @@ import pandas as pd
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables.common_target import common_target
-from bsweep.analysis.conclusions import recommendations as answering
-from bsweep.analysis.conclusions.maps import cells_of
+from bsweep.analysis.conclusions import recommendations
+from bsweep.analysis.conclusions.maps import surface_rows
 from bsweep.analysis.conclusions.recommendations import Answer
-from bsweep.analysis.study.caching import computing_once
+from bsweep.analysis.study.caching import caching
 from bsweep.analysis.study.columns import described, heading
 from bsweep.analysis.study.folder import load_run
 from bsweep.analysis.study.naming import evaluated_part
@@ -71,8 +71,8 @@ def document(study: Study) -> Document:
     Returns:
         The document. Times are in seconds, accuracies are fractions.
     """
-    with computing_once():
-        runs, parts = study.runs, answering.parts(study)
+    with caching():
+        runs, parts = study.runs, recommendations.parts(study)
         settings = [name for name in analysis.settings(runs) if name not in _ALWAYS]
         varying = [name for name in settings if runs[name].astype(str).nunique() > 1]
         shown = [*_ALWAYS, *varying, *(name for name in _RESULTS if name in runs)]
@@ -93,11 +93,15 @@ def document(study: Study) -> Document:
             "part_of_run": _places(runs, [part for _, part in parts]),
             "curves": curves(study),
             "answer": {"part": analysis.first_place(study), "lines": analysis.answer_lines(study)},
-            "parts": _parts([where for where, _ in parts], answering.answers(study)),
+            "parts": _parts([where for where, _ in parts], recommendations.answers(study)),
             "commands": _commands(study),
-            "warnings": [*analysis.doubts(study), *analysis.caveats(study), *study.warnings],
+            "warnings": [
+                *analysis.recommendation_warnings(study),
+                *analysis.cell_warnings(study),
+                *study.warnings,
+            ],
             "why": [*analysis.recommendations(study), *analysis.headlines(study)],
-            "missing": analysis.what_is_missing(study),
+            "missing": analysis.missing_recommendations(study),
             "larger": study.larger and {
                 "words": study.larger.words(), "price": study.larger.price_per_worker_hour,
             },
@@ -202,7 +206,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
     found = answer.prediction
     if found is None:
         return {"sentences": answer.sentences}
-    cells, cell = cells_of(answer.where, found), found.next_cell()
+    cells, cell = surface_rows(answer.where, found), found.next_cell()
     names = ["global_batch", "num_workers", "local_batch", "is_simulated", "gain"]
     return {
         "target": {"metric": found.target.metric, "value": found.target.value},

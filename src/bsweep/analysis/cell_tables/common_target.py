@@ -12,7 +12,7 @@ import pandas as pd
 
 from bsweep.analysis.cell_tables.supported import supported_target
 from bsweep.analysis.cell_tables.tuning import tuned
-from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import evaluated_part
 from bsweep.analysis.study.numbers import number
@@ -20,7 +20,7 @@ from bsweep.analysis.study.targets import to_target
 from bsweep.config.target import SETTINGS, Target
 
 
-@once
+@cached
 def common_target(study: Study) -> tuple[Target, str] | None:
     """Return the target that the parts of a study's report have in common, and a text that says
     where it comes from if the runs do not name it.

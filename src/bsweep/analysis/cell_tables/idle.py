@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from bsweep.analysis.cell_tables.keys import ALLOCATION_LISTS, cell_keys, chosen, keyed, levels
 from bsweep.analysis.cell_tables.statistics import summarise
-from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.frames import Study
 
 # In the order of a table: the baseline, published methods A, B and C, then the other allocations.
@@ -64,7 +64,7 @@ def _timed(study: Study) -> pd.DataFrame:
     return study.rounds.dropna(subset="compute_seconds")
 
 
-@once
+@cached
 def idle_table(study: Study) -> pd.DataFrame:
     """Return the idle seconds of each worker and of all workers together, as means over those
     completed runs of a cell that recorded rounds.
@@ -123,7 +123,7 @@ def node_columns(table: pd.DataFrame) -> list[str]:
     ]
 
 
-@once
+@cached
 def loss_by_time(study: Study) -> pd.DataFrame:
     """Return the training loss of cells by elapsed training time, as means and intervals over
     seeds.
@@ -150,7 +150,7 @@ def loss_by_time(study: Study) -> pd.DataFrame:
     return summarise(table, keys, ["train_loss"]).drop(columns="train_loss_points")
 
 
-@once
+@cached
 def equal_time_losses(study: Study) -> pd.DataFrame:
     """Return the training losses of cells at one elapsed training time, which is the same for all
     cells that are compared with each other.
@@ -185,7 +185,7 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
 _LENGTH = "data.sequence_length"
 
 
-@once
+@cached
 def _by_run(study: Study) -> pd.DataFrame:
     """Return one row for each completed run that recorded rounds, with the settings of its cell and
     its idle and exchange times. Runs that differ in allocation and seed only have the same number

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pandas as pd
 
 from bsweep.analysis.study import columns
-from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.numbers import setting_text
 
 # These settings are not known for a run that failed before it started.
@@ -36,7 +36,7 @@ _UNSAID = (
 )  # fmt: skip
 
 
-@once
+@cached
 def cell_keys(runs: pd.DataFrame) -> list[str]:
     """Return the names of the columns that tell a study's cells apart: settings that differ between
     runs and do not follow from other settings, then `variant`, `num_workers` and `local_batch`.
@@ -82,7 +82,7 @@ def entangled(runs: pd.DataFrame) -> list[str]:
     return _split_settings(_filled(runs))[1]
 
 
-@once
+@cached
 def keyed(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of runs with missing settings filled in and an added column `variant`, a
     short name that tells apart strategies, codecs, allocations and policies.
@@ -250,7 +250,7 @@ def settings(runs: pd.DataFrame) -> list[str]:
     return [str(name) for name in runs if columns.role(str(name)) not in ("promised", "other")]
 
 
-@once
+@cached
 def _filled(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the table of runs with missing settings filled in: facts such as the device from other
     runs if these agree, else `unknown` or `none`.

@@ -10,7 +10,7 @@ import pandas as pd
 from bsweep.analysis.cell_tables.common_target import common_target
 from bsweep.analysis.cell_tables.keys import cell_keys, keyed
 from bsweep.analysis.cell_tables.statistics import summarise
-from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.targets import to_target
 from bsweep.config.target import Target
@@ -47,7 +47,7 @@ def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd
     return learned.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
 
 
-@once
+@cached
 def accuracy_by_time(study: Study) -> pd.DataFrame:
     """Return the test accuracy of cells in the last evaluation of each epoch, with the seconds
     trained until then.
@@ -71,7 +71,7 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
     return summarise(curves, [*keys, "epoch"], ["elapsed_seconds", "test_accuracy"])
 
 
-@once
+@cached
 def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     """Return the training seconds in which each cell and seed reaches a target.
 

@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike
 
 from bsweep.analysis.cell_tables.keys import cell_keys, entangled, keyed, levels
 from bsweep.analysis.cell_tables.statistics import beats_chance, summarise
-from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.columns import heading
-from bsweep.analysis.study.derived import of_rounds
+from bsweep.analysis.study.derived import have_round_limits
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import evaluated_part
 from bsweep.analysis.study.targets import best_scores
@@ -39,7 +39,7 @@ EXAMPLES_OF_A_UNIT = 1_000
 _MIN_BATCHES_FOR_FIT = 3  # two points lie on every curve of two parameters
 
 
-@once
+@cached
 def cells(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a table of the cells of a study: means of metrics, such as training time and accuracy,
     over the seeds of each cell's completed runs. The table is indexed by `cell_keys`.
@@ -285,7 +285,7 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(list(rows.values()), index=index, columns=columns)
 
 
-@once
+@cached
 def step_times(study: Study) -> pd.DataFrame:
     """Return the seconds of a training step and of its parts, such as computing and exchange, as
     means over the completed runs of each cell.
@@ -333,7 +333,7 @@ def step_parts(study: Study) -> pd.DataFrame:
     return _per_step(amounts.set_index(["run_id", "epoch"]))[_PARTS]
 
 
-@once
+@cached
 def run_steps(study: Study, unit: str = "step") -> pd.DataFrame:
     """Return for each run the mean seconds and sent bytes of a training step and the seconds of its
     parts. An amount is NaN if an epoch of the run did not record it.
@@ -424,7 +424,7 @@ def step_unit(study: Study) -> str:
     return f"{EXAMPLES_OF_A_UNIT:,} examples" if (steps > 1).any() else "step"
 
 
-@once
+@cached
 def server_loads(study: Study) -> pd.DataFrame:
     """Return how evenly parameter servers share their work, one row for each cell that has servers:
     means over the cell's completed runs.
@@ -465,7 +465,7 @@ def server_shares(study: Study) -> pd.DataFrame:
     return cell_means(study, shares.astype(float)).drop(columns="n")
 
 
-@once
+@cached
 def epoch_curves(study: Study) -> pd.DataFrame:
     """Return the losses and the accuracies of cells by epoch, as means and intervals over seeds.
 
@@ -480,7 +480,7 @@ def epoch_curves(study: Study) -> pd.DataFrame:
         The table, with `completed`, the metrics and their intervals.
     """
     keys, known = cell_keys(study.runs), keyed(study.runs)
-    known = known[~of_rounds(study.runs)]
+    known = known[~have_round_limits(study.runs)]
     known["completed"] = known["status"] == "completed"
     stands_in = ~known.groupby(keys)["completed"].transform("any")
     shown = known.loc[known["completed"] | stands_in, ["run_id", "seed", "completed", *keys]]
@@ -506,7 +506,7 @@ def failures(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.loc[runs["status"] != "completed", columns].reset_index(drop=True)
 
 
-def caveats(study: Study) -> list[str]:
+def cell_warnings(study: Study) -> list[str]:
     """Return warnings for a reader of a study's tables and figures: on settings that change along
     with the batch size or the workers, on repeated seeds, and on runs evaluated on different
     examples.

@@ -15,7 +15,7 @@ import pandas as pd
 
 from bsweep.analysis.cell_tables.keys import cell_keys, keyed
 from bsweep.analysis.cell_tables.statistics import summarise
-from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import settings_in_words, words
 from bsweep.core.words import joined
@@ -47,7 +47,7 @@ def names(table: pd.DataFrame, shown: Sequence[str]) -> list[str]:
     ]
 
 
-@once
+@cached
 def worker_memory(study: Study) -> pd.DataFrame:
     """Return the memory of each worker by part, as means over the seeds of a cell's completed runs.
 
@@ -70,7 +70,7 @@ def worker_memory(study: Study) -> pd.DataFrame:
     return summarise(rows, keys, amounts).join(rows.groupby(keys)["global_batch"].first())
 
 
-@once
+@cached
 def ways(study: Study) -> pd.DataFrame:
     """Return the training time of each cell, with its way of splitting the model.
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from bsweep.analysis.cell_tables.keys import RATES, cell_keys, keyed
 from bsweep.analysis.cell_tables.statistics import summarise
-from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.frames import Study, with_runs
 from bsweep.analysis.study.naming import evaluated_part
 from bsweep.config.target import score_said
@@ -33,7 +33,7 @@ def rate_settings(runs: pd.DataFrame) -> list[str]:
     return rates if num_rates.max() > 1 else []
 
 
-@once
+@cached
 def rates(study: Study) -> pd.DataFrame:
     """Return the score (test accuracy or seconds to a target) of each learning rate that was tried,
     for each combination of the other settings.

@@ -12,13 +12,13 @@ import pandas as pd
 from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.conclusions.recommendations import predictions
 from bsweep.analysis.prediction.forecast import PARTS
-from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.frames import Study
 
 NOT_REACHED = "not reached"
 
 
-@once
+@cached
 def surface(study: Study) -> pd.DataFrame:
     """Return a table of the predicted time to the target and the cost of every cell in the grids of
     a study's predictions, one row for each cell.
@@ -47,7 +47,7 @@ def surface(study: Study) -> pd.DataFrame:
         The table with a plain index.
     """
     return _concatenated(
-        cells_of(answer.where, prediction) for answer, prediction in predictions(study)
+        surface_rows(answer.where, prediction) for answer, prediction in predictions(study)
     )
 
 
@@ -56,7 +56,7 @@ def _concatenated(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def cells_of(where: str, prediction: Prediction) -> pd.DataFrame:
+def surface_rows(where: str, prediction: Prediction) -> pd.DataFrame:
     """Return the rows of `surface` for one part of a study."""
     cells, places = prediction.cells, np.arange(len(prediction.cells))
     is_on_front, probability = _on_front(prediction)
@@ -108,7 +108,7 @@ def _undominated(log_seconds: np.ndarray, workers: np.ndarray) -> np.ndarray:
     return ~np.stack(is_dominated, axis=1)
 
 
-@once
+@cached
 def larger_clusters(study: Study) -> pd.DataFrame:
     """Return the time and the cost to the target on each number of workers at its best batch size,
     for each network that a study simulates.

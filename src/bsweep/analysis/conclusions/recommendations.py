@@ -31,7 +31,7 @@ from bsweep.analysis.prediction.comparable_runs import (
     where_options,
 )
 from bsweep.analysis.prediction.missing_runs import evaluated_once
-from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.columns import role
 from bsweep.analysis.study.frames import LargerClusters, Study, with_runs
 from bsweep.analysis.study.naming import settings_in_words, words
@@ -59,7 +59,7 @@ class Answer:
     not_simulated: str = ""
 
 
-@once
+@cached
 def answers(study: Study) -> list[Answer]:
     """Return an answer for each of the largest parts (at most four sets of comparable runs) of a
     study: the recommended cell, or the reason why there is none.
@@ -176,7 +176,7 @@ def answer_lines(study: Study) -> list[str]:
         The lines of `in_short`; if there is no recommendation, the best cell and the first reason
         why there is none.
     """
-    return in_short(study) or [*winner(study), *what_is_missing(study)[:1]]
+    return in_short(study) or [*winner(study), *missing_recommendations(study)[:1]]
 
 
 def _not_looked_at(study: Study) -> list[str]:
@@ -243,7 +243,7 @@ def with_networks(
     raise ValueError(f"--network {networks[0]}: {why}")
 
 
-def doubts(study: Study) -> list[str]:
+def recommendation_warnings(study: Study) -> list[str]:
     """Return the warnings on a study's predictions without repetition, each after the names of the
     parts of the study (sets of comparable runs) that it concerns, if parts have names.
 
@@ -266,7 +266,7 @@ def doubts(study: Study) -> list[str]:
     ]
 
 
-def what_is_missing(study: Study) -> list[str]:
+def missing_recommendations(study: Study) -> list[str]:
     """Return the reasons why parts of a study (sets of comparable runs) have no recommended cell,
     most with advice on which runs to add. Each reason is given once.
 
@@ -288,7 +288,7 @@ def what_is_missing(study: Study) -> list[str]:
     return [f"{joined(where, '; ')}: {line}" for line, where in missing.items()]
 
 
-@once
+@cached
 def parts(study: Study) -> list[tuple[str, Study]]:
     """Divide a study into parts, which are sets of comparable runs. Return for each part a text
     with the settings that distinguish it, and a study with its runs.

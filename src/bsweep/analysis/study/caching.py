@@ -1,5 +1,5 @@
 """A cache of tables and lists that are computed from a study, because several figures and sentences
-of a report use them; it exists within a `computing_once` block only.
+of a report use them; it exists within a `caching` block only.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Table = TypeVar("Table")
 
 
 @contextmanager
-def computing_once() -> Iterator[None]:
-    """Within a `with` block, let functions decorated with `once` compute a result only at the first
-    call with the same study and arguments, and return copies of it at later calls.
+def caching() -> Iterator[None]:
+    """Within a `with` block, let functions decorated with `cached` compute a result only at the
+    first call with the same study and arguments, and return copies of it at later calls.
 
     No study may change within the block. A block within another shares the outer block's results.
     """
@@ -36,11 +36,11 @@ def computing_once() -> Iterator[None]:
         _known.reset(token)
 
 
-def once(
+def cached(
     compute: Callable[Concatenate[Of, Others], Table],
 ) -> Callable[Concatenate[Of, Others], Table]:
     """Decorate a function so that it caches the tables or lists that it computes, but only within a
-    `computing_once` block.
+    `caching` block.
 
     The first argument of the function is a study or its runs.
     """

@@ -26,7 +26,7 @@ def with_derived(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
     describes these columns.
     """
     filled = runs.assign(local_batches=_local_batches(runs, rounds), num_classes=_num_classes(runs))
-    in_rounds, last = of_rounds(runs), rounds.drop_duplicates("run_id", keep="last")
+    in_rounds, last = have_round_limits(runs), rounds.drop_duplicates("run_id", keep="last")
     losses = runs["run_id"].map(last.set_index("run_id")["train_loss"])
     has_rounds = in_rounds & runs["run_id"].isin(last["run_id"])
     rates = _numbers(runs, "learning_rate").fillna(_learning_rate(filled))
@@ -73,7 +73,7 @@ def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(energy_joules=runs["run_id"].map(sums))
 
 
-def of_rounds(runs: pd.DataFrame) -> pd.Series[bool]:
+def have_round_limits(runs: pd.DataFrame) -> pd.Series[bool]:
     """Return for each run True if it has a limit of its strategy (`max_rounds` or `max_seconds`),
     which may end the run after a round within an epoch.
 

@@ -15,7 +15,12 @@ from typing import Any
 import pandas as pd
 
 from bsweep.analysis.study import columns
-from bsweep.analysis.study.derived import of_rounds, with_derived, with_ends_of_epochs, with_energy
+from bsweep.analysis.study.derived import (
+    have_round_limits,
+    with_derived,
+    with_ends_of_epochs,
+    with_energy,
+)
 from bsweep.analysis.study.mixture import in_words, mixture
 from bsweep.analysis.study.numbers import setting_text
 from bsweep.analysis.study.targets import with_own_targets
@@ -226,7 +231,7 @@ def ends_in_rounds(study: Study) -> bool:
     Returns:
         False if no run has such a limit.
     """
-    return bool(of_rounds(study.runs).any())
+    return bool(have_round_limits(study.runs).any())
 
 
 def _machines(runs: pd.DataFrame) -> list[str]:

@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bsweep.analysis.study.caching import once
+from bsweep.analysis.study.caching import cached
 from bsweep.config.target import SETTINGS, Target
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _TO_TARGET = [f"{name}_to_target" for name in AMOUNTS]
 _OF_RUNS = ["reached", "is_bound", *_TO_TARGET]
 
 
-@once
+@cached
 def to_target(study: Study, target: Target) -> pd.DataFrame:
     """Return the seconds, steps, epochs and examples that each evaluated run needs to reach a
     target, one row for each run.
