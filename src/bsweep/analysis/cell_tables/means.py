@@ -9,8 +9,6 @@ apart, `local_batch` last. Most of the other tables have the same index. Cells t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -62,25 +60,25 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The table. Cells of which no run completed are in it, with `n` 0.
     """
-    keys, known = cell_keys(runs), keyed(runs)
-    grouped = known.groupby(keys)
-    completed = known[known["status"] == "completed"]
-    table = grouped[["global_batch", "learning_rate"]].first()
+    keys, filled = cell_keys(runs), keyed(runs)
+    firsts = ["global_batch", "learning_rate"]
     if "threads" not in keys:
-        of_cpus = known["threads"].where(known["device"] == "cpu")
-        table["threads"] = of_cpus.groupby([known[name] for name in keys]).first()
-    table["local_batches"] = grouped["local_batches"].agg(_either)
-    table["num_runs"], table["other_statuses"] = (
-        grouped.size(),
-        grouped["status"].agg(_other_statuses),
+        filled = filled.assign(threads=filled["threads"].where(filled["device"] == "cpu"))
+        firsts.append("threads")
+    groups = filled.groupby(keys)
+    table = (
+        groups[firsts]
+        .first()
+        .assign(
+            local_batches=groups["local_batches"].agg(_either),
+            num_runs=groups.size(),
+            other_statuses=groups["status"].agg(_other_statuses),
+        )
     )
-    table = table.join(summarise(completed, keys, METRICS))
-    table["n"] = table["n"].fillna(0).astype("int64")
-    answers = grouped[["chance", "num_test"]].first()
-    table["has_learned"] = beats_chance(
-        table["test_accuracy"], answers["chance"], answers["num_test"]
-    ).array
-    return table
+    table = table.join(summarise(filled[filled["status"] == "completed"], keys, METRICS))
+    answers = groups[["chance", "num_test"]].first()
+    has_learned = beats_chance(table["test_accuracy"], answers["chance"], answers["num_test"])
+    return table.assign(n=table["n"].fillna(0).astype("int64"), has_learned=has_learned.array)
 
 
 def measured_once(study: Study) -> pd.DataFrame:
@@ -97,7 +95,8 @@ def measured_once(study: Study) -> pd.DataFrame:
     """
     if "final_test_accuracy" not in study.runs:
         return pd.DataFrame(columns=["final_test_accuracy"])
-    return _of_completed(study, "final_test_accuracy", study.runs["final_test_accuracy"])
+    values = study.runs.set_index("run_id")[["final_test_accuracy"]].astype(float)
+    return cell_means(study, values).drop(columns="n")
 
 
 def best_medians(study: Study) -> pd.DataFrame:
@@ -111,15 +110,8 @@ def best_medians(study: Study) -> pd.DataFrame:
         The columns `best_median`, `best_median_ci95` and `best_median_points`, indexed by
         `cell_keys`; see `summarise`.
     """
-    best = best_scores(study, "test_accuracy")
-    return _of_completed(study, "best_median", study.runs["run_id"].map(best))
-
-
-def _of_completed(study: Study, name: str, values: pd.Series[Any]) -> pd.DataFrame:
-    """Return, for each cell, the mean over seeds of one value of the cell's completed runs."""
-    keys, known = cell_keys(study.runs), keyed(study.runs).assign(**{name: values.astype(float)})
-    completed = known[known["status"] == "completed"]
-    return summarise(completed, keys, [name]).drop(columns="n")
+    best = best_scores(study, "test_accuracy").reindex(study.runs["run_id"])
+    return cell_means(study, best.to_frame("best_median")).drop(columns="n")
 
 
 def by_cell(runs: pd.DataFrame) -> pd.DataFrame:
@@ -314,7 +306,8 @@ def step_times(study: Study) -> pd.DataFrame:
     times = run_steps(study, unit)
     of_ring = times["sent_bytes"] / ring_bytes(study.runs) if unit == "step" else np.nan
     times = times[_PARTS].assign(sent_of_ring=of_ring)
-    return cell_means(study, times.dropna(subset="total_seconds"), ["total_seconds"])
+    means = cell_means(study, times.dropna(subset="total_seconds"))
+    return means[["n", *times, "total_seconds_ci95"]]
 
 
 def step_parts(study: Study) -> pd.DataFrame:
@@ -446,7 +439,7 @@ def server_loads(study: Study) -> pd.DataFrame:
         "queue_seconds": grouped["queue_seconds"].sum(min_count=1) / grouped["pushes"].sum(),
         "max_lead": grouped["max_lead"].max(),
     })  # fmt: skip
-    return cell_means(study, loads)
+    return cell_means(study, loads)[["n", *loads]]
 
 
 def server_shares(study: Study) -> pd.DataFrame:
@@ -462,7 +455,7 @@ def server_shares(study: Study) -> pd.DataFrame:
         The fractions, indexed by `cell_keys`.
     """
     shares = study.servers.pivot(index="run_id", columns="server", values="share")
-    return cell_means(study, shares.astype(float)).drop(columns="n")
+    return cell_means(study, shares.astype(float))[[*shares]]
 
 
 @cached
@@ -479,18 +472,14 @@ def epoch_curves(study: Study) -> pd.DataFrame:
     Returns:
         The table, with `completed`, the metrics and their intervals.
     """
-    keys, known = cell_keys(study.runs), keyed(study.runs)
-    known = known[~have_round_limits(study.runs)]
-    known["completed"] = known["status"] == "completed"
-    stands_in = ~known.groupby(keys)["completed"].transform("any")
-    shown = known.loc[known["completed"] | stands_in, ["run_id", "seed", "completed", *keys]]
-    epochs, by = (
-        study.epochs[["run_id", "epoch", *CURVES]].merge(shown, on="run_id"),
-        [*keys, "epoch"],
-    )
-    return pd.DataFrame({"completed": epochs.groupby(by)["completed"].first()}).join(
-        summarise(epochs, by, CURVES)
-    )
+    keys = cell_keys(study.runs)
+    runs = keyed(study.runs)[~have_round_limits(study.runs)]
+    runs["completed"] = runs["status"] == "completed"
+    stands_in = ~runs.groupby(keys)["completed"].transform("any")
+    shown = runs.loc[runs["completed"] | stands_in, ["run_id", "seed", "completed", *keys]]
+    epochs = study.epochs[["run_id", "epoch", *CURVES]].merge(shown, on="run_id")
+    completed = epochs.groupby([*keys, "epoch"])[["completed"]].first()
+    return completed.join(summarise(epochs, [*keys, "epoch"], CURVES))
 
 
 def failures(runs: pd.DataFrame) -> pd.DataFrame:
@@ -545,20 +534,13 @@ _CHANGING = {
 }
 
 
-def cell_means(
-    study: Study, by_run: pd.DataFrame, with_intervals: Sequence[str] = ()
-) -> pd.DataFrame:
-    """Return for each cell the means of the columns of `by_run` over the seeds of the cell's
-    completed runs; `by_run` has one row for each run.
-
-    The columns `with_intervals` also have their intervals, as in `summarise`.
+def cell_means(study: Study, by_run: pd.DataFrame) -> pd.DataFrame:
+    """Return for each cell what `summarise` says of the columns of `by_run` over the seeds of the
+    cell's completed runs; `by_run` has one row for each run, indexed by `run_id`.
     """
-    known, keys = keyed(study.runs), cell_keys(study.runs)
-    joined = known.loc[known["status"] == "completed", ["run_id", "seed", *keys]].merge(
-        by_run, on="run_id"
-    )
-    intervals = [f"{name}_ci95" for name in with_intervals]
-    return summarise(joined, keys, by_run.columns)[["n", *by_run, *intervals]]
+    filled, keys = keyed(study.runs), cell_keys(study.runs)
+    completed = filled.loc[filled["status"] == "completed", ["run_id", "seed", *keys]]
+    return summarise(completed.merge(by_run, on="run_id"), keys, by_run.columns)
 
 
 def _either(texts: pd.Series[str]) -> str:
