@@ -202,6 +202,8 @@ def test_a_checkpoint_needs_files_that_are_still_those_of_its_epoch(folder: Path
     for report in epoch(files={**files, "removed": [1, 1]}):
         recorder.take({"time": 1.0, **report})
     assert not list(folder.glob("checkpoint/*/complete.json"))
+    (folder / "program/cut_short").mkdir()
+    (folder / "program/cut_short/state").write_text("of the next epoch")
     for report in epoch(number=2, files=files):
         recorder.take({"time": 1.0, **report})
     (checkpoint,) = checkpoints(RunPaths(folder))

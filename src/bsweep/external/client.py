@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from bsweep.external.loop import Batch, Examples, Facts, Finish, Loop, now
+from bsweep.external.loop import CUT_SHORT, Batch, Examples, Facts, Finish, Loop, now
 
 POINT = "BSWEEP_POINT"
 """The environment variable with the path of the JSON file that describes the point and worker. It
@@ -95,7 +95,7 @@ class Run:
         """
         if not self.loop.is_cut:
             return self._folder
-        cut = self._folder / "cut_short"
+        cut = self._folder / CUT_SHORT
         cut.mkdir(exist_ok=True)
         return cut
 

@@ -29,6 +29,9 @@ from bsweep.config.target import Target
 from bsweep.external.agreement import Agreement
 from bsweep.runlog.taken import Taken
 
+CUT_SHORT = "cut_short"
+"""The folder, in a program's checkpoint folder, for what it saves in an epoch that is cut short."""
+
 NO_BATCH = (
     "a loader with drop_last leaves out a batch that is larger than the data, a generator is used "
     "up after one epoch, and a step that is left by `break` does not count"
@@ -366,13 +369,16 @@ def now() -> Any:
 
 
 def files_in(folder: Path) -> dict[str, list[int]]:
-    """Return the size and the modification time of each file in a program's checkpoint folder."""
+    """Return the size and the modification time of each file in a program's checkpoint folder,
+    without those of an epoch that was cut short.
+    """
     files = {}
     for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
         with suppress(FileNotFoundError):  # the program removes it meanwhile
             status = path.stat()
-            if stat.S_ISREG(status.st_mode):
-                files[str(path.relative_to(folder))] = [status.st_size, status.st_mtime_ns]
+            if stat.S_ISREG(status.st_mode) and inside.parts[0] != CUT_SHORT:
+                files[str(inside)] = [status.st_size, status.st_mtime_ns]
     return files
 
 
