@@ -72,7 +72,7 @@ def test_points_leave_no_memory_to_the_next(
         order.append("agreed")
         return [report]
 
-    monkeypatch.setattr(inline, "train", lambda *_: order.append("trained"))
+    monkeypatch.setattr(inline, "run_here", lambda *_: order.append("trained"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
     monkeypatch.setattr(hvd, "allgather_object", agree)
     monkeypatch.setattr(warm, "recorded", lambda _: Outcome("completed"))

@@ -44,7 +44,7 @@ class Inline(Launcher):
         if unfit := refusal(self._spoilt_by):
             return unfit
         paths = request.paths
-        failure = train(request.config, paths, Place(), request.on_poll, request.entry)
+        failure = run_here(request.config, paths, Place(), request.on_poll, request.entry)
         if torch.cuda.is_initialized():
             memory.give_back_garbage()
         if failure:
@@ -88,7 +88,7 @@ def refusal(spoilt_by: str) -> Outcome | None:
     )
 
 
-def train(
+def run_here(
     config: RunConfig,
     paths: RunPaths,
     place: Place,

@@ -75,7 +75,7 @@ class Team:
             self.end()
             raise
 
-    def train(self, run: RunPaths) -> None:
+    def begin(self, run: RunPaths) -> None:
         """Tell all processes of the team to train the point whose run folder is given."""
         self._num_points += 1
         self.is_done = False
@@ -188,7 +188,7 @@ class ProcessPool:
             folder = request.config.study_dir if has_more else request.paths.logs
             team = Team(request, launcher, folder)
         try:
-            team.train(request.paths)
+            team.begin(request.paths)
             yield team
         finally:
             if team.is_done and team.is_fit and has_more:

@@ -115,7 +115,7 @@ class WarmRank:
         On rank 0, return None if another process ended and horovodrun therefore asks this one to
         stop: the ranks could not meet again.
         """
-        report = inline.train(config, paths, Place.from_environment(), on_step)
+        report = inline.run_here(config, paths, Place.from_environment(), on_step)
         memory.give_back_garbage()
         if report:
             if report.is_consequence and hvd.rank() == 0 and _is_asked_to_stop(paths):

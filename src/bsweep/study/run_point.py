@@ -52,7 +52,9 @@ class StopRequested(KeyboardInterrupt):
         self.by_signal = by_signal
 
 
-def run_point(config: RunConfig, warnings: list[str], progress: Progress, launch: Launch) -> str:
+def run_point(
+    config: RunConfig, warnings: list[str], progress: Progress, launch_point: Launch
+) -> str:
     """Run one point to its end and return its status; skip a point that already has a result, such
     as completed.
 
@@ -63,7 +65,7 @@ def run_point(config: RunConfig, warnings: list[str], progress: Progress, launch
         config: The point.
         warnings: Warnings about the point, which its record will contain.
         progress: Shows the run to the user.
-        launch: Launches the point's workers and waits for them.
+        launch_point: Launches the point's workers and waits for them.
 
     Returns:
         The status; "running" if another process is running the point.
@@ -82,7 +84,7 @@ def run_point(config: RunConfig, warnings: list[str], progress: Progress, launch
             if earlier.result:
                 progress.skip(config, why_skipped(config, earlier.result))
                 return earlier.result
-            outcome = _attempt(config, earlier, warnings, events, progress, launch)
+            outcome = _attempt(config, earlier, warnings, events, progress, launch_point)
             if not outcome.can_be_retried or number > config.launch.num_retries:
                 break
             retry = f"retry {number} of {config.launch.num_retries}"
@@ -102,7 +104,7 @@ def _attempt(
     warnings: list[str],
     events: list[Event],
     progress: Progress,
-    launch: Launch,
+    launch_point: Launch,
 ) -> Outcome:
     """Start or resume a point's run, wait for its end, write its summary, and return how it ended.
 
@@ -125,7 +127,7 @@ def _attempt(
     stopping = Stopping(config, paths, progress.note)
     try:
         with stopping:
-            outcome = launch(config, paths, stopping.polled_with(progress.poll))
+            outcome = launch_point(config, paths, stopping.polled_with(progress.poll))
     except KeyboardInterrupt as error:
         raise StopRequested(by_signal=stopping.has_signal) from error
     except Exception as error:

@@ -164,9 +164,8 @@ class Sweep:
                 return "unready"
             return run_point(config, self._doubts[_key(config)], self._progress, launch_point)
         except Exception as error:  # must not end the other points
-            if isinstance(error, OSError) and is_full(
-                error
-            ):  # of the run's own files: errors of its workers are on record
+            # A full disk of the run's own files: errors of its workers are on record.
+            if isinstance(error, OSError) and is_full(error):
                 self._progress.give_up(config, str(error.strerror))
                 return "interrupted"  # a run without a summary reads as interrupted, too
             if not isinstance(error, ConfigError | OSError | Newer | Damaged):
