@@ -420,7 +420,7 @@ def test_a_run_that_was_retried_ends_the_search_by_a_signal_alone(
         return Outcome("interrupted", "stopped at a checkpoint")
 
     monkeypatch.setattr(launch, "launch", launched)
-    monkeypatch.setattr("bsweep.study.run_point.pause", lambda seconds: None)
+    monkeypatch.setattr("bsweep.study.run_point.time.sleep", lambda seconds: None)
     config = compose("local_batch=8", f"results_dir={tmp_path}", "launch.retries=1")
     if has_signal:
         with pytest.raises(StopRequested):

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,7 +21,7 @@ from torch import nn
 from bsweep.config.run import RunConfig
 from bsweep.core import signals
 from bsweep.core.ranks import Place
-from bsweep.launch import failure, lifeline, stop
+from bsweep.launch import failure, lifeline
 from bsweep.launch.launcher import LaunchRequest, Outcome
 from bsweep.numerics import objective
 from bsweep.runlog.errors import WorkerLost, described, errors_reported, worker_lost
@@ -249,7 +249,8 @@ def test_tries_are_further_and_further_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("bsweep.study.run_point.pause", pauses.append)
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    monkeypatch.setattr("bsweep.study.run_point.time", clock)
     config = compose(*TINY, "local_batch=8", "launch.retries=9", f"results_dir={tmp_path}")
 
     def start(*_: object) -> Outcome:
@@ -261,15 +262,6 @@ def test_tries_are_further_and_further_apart(
 
     assert run_point(config, [], Progress(1), start) == "diverged"
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-
-
-def test_a_pause_between_tries_ends_with_the_sweep() -> None:
-    with ThreadPoolExecutor() as pool, stop.Signals() as stops:
-        waiting = pool.submit(stop.pause, 60)
-        stops.ask_all()
-        with pytest.raises(KeyboardInterrupt):
-            waiting.result(30)
-    stop.pause(0)
 
 
 @pytest.fixture

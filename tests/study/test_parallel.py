@@ -20,9 +20,9 @@ from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
+from bsweep.core import signals
 from bsweep.launch import environment, seats
 from bsweep.launch.seats import Seats, Size
-from bsweep.launch.stop import Signals
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_meta, read_records
 from bsweep.study import branching, commands, parallel, states
@@ -166,7 +166,7 @@ def test_a_point_whose_process_is_killed_fails_alone(monkeypatch: pytest.MonkeyP
 
 def test_signals_are_left_alone_by_threads_that_none_comes_to() -> None:
     def handler() -> Any:
-        with Signals():
+        with signals.handled(lambda *_: None):
             return signal.getsignal(signal.SIGINT)
 
     with ThreadPoolExecutor(1) as pool:
@@ -213,9 +213,10 @@ def test_workers_of_a_pinned_point_see_its_gpus_alone(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     launch = point().launch
     assert isinstance(launch, ProcessesConfig)
-    for gpus, seen in ((("5", "7"), "5,7"), ((), "2,5,7")):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    for gpus, seen in (((), "2,5,7"), (("5", "7"), "5,7")):
         Seats((0,), gpus).take()
-        found = environment.by_file({"CUDA_VISIBLE_DEVICES": "2,5,7"}, launch)
+        found = environment.by_file(os.environ, launch)
         assert found["CUDA_VISIBLE_DEVICES"] == seen
 
 

@@ -14,7 +14,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 
 from bsweep.config import slurm
@@ -41,12 +40,6 @@ _KNOWN = re.compile(
 _OWN_GPUS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 
-own_gpus: ContextVar[str | None] = ContextVar("own_gpus", default=None)
-"""The GPUs for the point that this thread runs, in the form of CUDA_VISIBLE_DEVICES. None stands
-for all GPUs that this process may use.
-"""
-
-
 def in_the_open(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str]:
     """Return those environment variables of `parent` that may appear on command lines, where all
     users of a host can read them.
@@ -71,8 +64,6 @@ def by_file(parent: Mapping[str, str], launch: ProcessesConfig) -> dict[str, str
         if name in launch.environment
         or (_KNOWN.fullmatch(name) and name not in shown and name not in left_out)
     }
-    if (gpus := own_gpus.get()) is not None:
-        hidden["CUDA_VISIBLE_DEVICES"] = gpus
     if launch.named_hosts:
         hidden[slurm.HOSTS] = launch.named_hosts
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

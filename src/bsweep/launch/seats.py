@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from bsweep.config.run import RunConfig
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import num_cores, usable_cores
-from bsweep.launch.environment import own_gpus
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Seats:
         )
 
     def take(self) -> None:
-        """Restrict this thread, and the points that it launches later, to the cores and GPUs of
+        """Restrict this process, and the points that it launches later, to the cores and GPUs of
         this set.
 
         Cores are restricted only on systems that allow it, such as Linux. A set without GPUs leaves
@@ -67,7 +66,8 @@ class Seats:
         """
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.cores)
-        own_gpus.set(",".join(self.gpus) if self.gpus else None)
+        if self.gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
 
 
 def of_machine(configs: Iterable[RunConfig]) -> Seats:

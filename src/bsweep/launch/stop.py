@@ -7,10 +7,9 @@ Workers that do not exit in time are ended.
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from types import FrameType
 
 from bsweep.config.run import RunConfig
@@ -21,10 +20,6 @@ from bsweep.runlog.files import RunPaths
 _GRACE_SECONDS = 30.0  # the time for a step to end and a checkpoint to begin
 _LONG_AGO = float("-inf")
 
-# These are global, as signals are: the main thread gets them for points that other threads run.
-_training: list[Stopping] = []
-_all_are_to_stop = threading.Event()
-
 
 class Stopping:
     """A context around the training of a point, in which a signal or the run's file `stop` stops
@@ -34,8 +29,7 @@ class Stopping:
     once. The first signal also ends the run at once if nothing could be saved: no worker has begun
     to train, or `checkpoint_every=null`. Code inside the context may drop the KeyboardInterrupt, as
     imports of torch and numpy sometimes do, or may fail because of it. The next poll or the end of
-    the context therefore raises it again. Only the main thread receives signals. `Signals` passes
-    them on for a point that another thread runs.
+    the context therefore raises it again.
     """
 
     def __init__(self, config: RunConfig, paths: RunPaths, say: Callable[[str], None]) -> None:
@@ -47,7 +41,7 @@ class Stopping:
         self._grace_seconds = _GRACE_SECONDS
         # The file time of worker 0's last sign of life, and when this process saw it by its clock.
         self._sign: tuple[float, float] | None = None
-        self._handling = _handled(self._on_signal)
+        self._handling = signals.handled(self._on_signal)
         self.has_signal = False
         """True once a signal, and not only the run's file `stop`, has asked the run to stop."""
 
@@ -55,11 +49,9 @@ class Stopping:
         if terminal.is_interrupted:
             raise KeyboardInterrupt
         self._handling.__enter__()
-        _training.append(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        _training.remove(self)
         self._handling.__exit__(None, None, None)
         if self._asked_at == _LONG_AGO and not isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt from error
@@ -109,24 +101,15 @@ class Stopping:
                 self._grace_seconds = max(self._grace_seconds, _GRACE_SECONDS + step_seconds)
                 self._sign = shown_at, now
 
-    def _on_signal(self) -> None:
-        if not self.ask():
-            raise KeyboardInterrupt
-
-    @property
-    def is_asked(self) -> bool:
-        return self._asked_at is not None
-
-    def ask(self) -> bool:
-        """Ask the workers of the run to save a checkpoint and stop, because a signal has come.
-
-        Returns:
-            False if the run must end at once instead: it was asked before, nothing can be saved, or
-            the workers cannot be asked.
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Ask the workers of the run to save a checkpoint and stop. End the run at once instead if
+        it was asked before, nothing can be saved, or the workers cannot be asked.
         """
+        if number == signal.SIGHUP:
+            terminal.leave()
         self.has_signal = True
         reason = ""
-        if not self.is_asked and self._can_save and self._paths.alive(0).exists():
+        if self._asked_at is None and self._can_save and self._paths.alive(0).exists():
             self._asked_at = self._saving_at = time.monotonic()
             try:
                 request_stop(self._paths)
@@ -137,10 +120,10 @@ class Stopping:
                     "stopping: the workers save a checkpoint; send the signal again to end them at "
                     "once"
                 )
-                return True
+                return
         self._asked_at = _LONG_AGO
         self._say(f"ending at once{reason}")
-        return False
+        raise KeyboardInterrupt
 
 
 def seconds_before_retry(number: int) -> int:
@@ -153,68 +136,6 @@ def seconds_before_retry(number: int) -> int:
         number: 1 for the first retry.
     """
     return min(60, 1 << (number - 1))
-
-
-def pause(seconds: float) -> None:
-    """Wait for the given seconds before a point's next attempt; raise KeyboardInterrupt if all
-    points are asked to stop.
-
-    Raises:
-        KeyboardInterrupt: If all points are to stop, in whichever thread this one runs.
-    """
-    if _all_are_to_stop.wait(seconds):
-        raise KeyboardInterrupt
-
-
-class Signals:
-    """A context in which a signal to this process asks all points that other threads of the process
-    run to stop.
-
-    It must be entered in the main thread to receive signals.
-    """
-
-    def __init__(self) -> None:
-        self.have_come = False
-        self._handling = _handled(self.ask_all)
-
-    def __enter__(self) -> Signals:
-        self._handling.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._handling.__exit__(None, None, None)
-        _all_are_to_stop.clear()
-
-    def look_after(self) -> None:
-        """After a signal, also send the request to stop to points that began while this process
-        asked the other points.
-
-        Call this method a few times a second.
-        """
-        if self.have_come:
-            for stopping in _training.copy():
-                if not stopping.is_asked:
-                    stopping.ask()
-
-    def ask_all(self) -> None:
-        """Ask each point that runs in another thread of this process to stop, as a signal does."""
-        self.have_come = True
-        _all_are_to_stop.set()
-        for stopping in _training.copy():
-            stopping.ask()
-
-
-def _handled(act: Callable[[], object]) -> AbstractContextManager[None]:
-    """Return a context in which a signal to stop calls a function; SIGHUP means that the terminal
-    is gone.
-    """
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            terminal.leave()
-        act()
-
-    return signals.handled(on_signal)
 
 
 def leave_it_to_first_worker() -> None:

@@ -17,7 +17,7 @@ from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.launch import Outcome
-from bsweep.launch.stop import Stopping, pause, seconds_before_retry
+from bsweep.launch.stop import Stopping, seconds_before_retry
 from bsweep.runlog import reading
 from bsweep.runlog.checkpoint_files import (
     Checkpoint,
@@ -90,9 +90,9 @@ def run_point(
             retry = f"retry {number} of {config.launch.num_retries}"
             seconds = seconds_before_retry(number)
             progress.note(f"{retry} in {seconds} s")
-            pause(seconds)
+            time.sleep(seconds)
             while claims.has_workers(paths.folder):  # a host may end its workers late
-                pause(_POLL_SECONDS)
+                time.sleep(_POLL_SECONDS)
             cause = f"{outcome.status}: {outcome.message.splitlines()[0]}"
             events = [Event(event="retried", message=f"{retry} after {cause}")]
     return outcome.status
