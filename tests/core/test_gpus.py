@@ -116,7 +116,7 @@ def test_more_workers_than_gpus_here_are_refused_before_anything_starts(
 def seats(**hosts: tuple[int, int]) -> list[dict[str, object]]:
     """What workers say of their places, on hosts with so many GPUs and workers."""
     return [
-        peers_check.seat(Place(0, 1, local_rank, 1), gpus) | {"host": host}
+        peers_check.gpu_facts(Place(0, 1, local_rank, 1), gpus) | {"host": host}
         for host, (gpus, workers) in hosts.items()
         for local_rank in range(workers)
     ]

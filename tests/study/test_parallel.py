@@ -21,8 +21,8 @@ from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
 from bsweep.core import signals
-from bsweep.launch import environment, seats
-from bsweep.launch.seats import Seats, Size
+from bsweep.launch import environment, resources
+from bsweep.launch.resources import Amount, Resources
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_meta, read_records
 from bsweep.study import branching, commands, parallel, states
@@ -131,9 +131,9 @@ def test_a_point_that_fails_is_retried_and_stops_no_other(tmp_path: Path) -> Non
 
 def sized(monkeypatch: pytest.MonkeyPatch, num_cores: int, num_gpus: int = 0) -> None:
     """Have this be a machine of so many cores and GPUs."""
-    monkeypatch.setattr(seats, "num_cores", lambda: num_cores)
-    monkeypatch.setattr(seats, "usable_cores", lambda: tuple(range(num_cores)))
-    monkeypatch.setattr(seats, "num_gpus", lambda device: 0 if device == "cpu" else num_gpus)
+    monkeypatch.setattr(resources, "num_cores", lambda: num_cores)
+    monkeypatch.setattr(resources, "usable_cores", lambda: tuple(range(num_cores)))
+    monkeypatch.setattr(resources, "num_gpus", lambda device: 0 if device == "cpu" else num_gpus)
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
 
 
@@ -182,15 +182,15 @@ def point(num_workers: int = 1, *overrides: str) -> RunConfig:
 
 def test_a_point_takes_a_core_per_thread_and_per_server(monkeypatch: pytest.MonkeyPatch) -> None:
     sized(monkeypatch, 8)
-    assert seats.size_of(point(1)) == seats.size_of(point(2)) == Size(8, 0), (
+    assert resources.amount_for(point(1)) == resources.amount_for(point(2)) == Amount(8, 0), (
         "by default all of them"
     )
-    assert seats.size_of(point(2, "launch.threads_per_worker=3")) == Size(6, 0)
-    assert seats.size_of(point(4, "launch.threads_per_worker=3")) == Size(8, 0), (
+    assert resources.amount_for(point(2, "launch.threads_per_worker=3")) == Amount(6, 0)
+    assert resources.amount_for(point(4, "launch.threads_per_worker=3")) == Amount(8, 0), (
         "no more than there are"
     )
     servers = ("strategy=parameter_server", "strategy.num_servers=2", "launch.threads_per_worker=1")
-    assert seats.size_of(point(3, *servers)) == Size(5, 0)
+    assert resources.amount_for(point(3, *servers)) == Amount(5, 0)
 
 
 def test_a_point_on_gpus_takes_as_many_and_their_part_of_the_cores(
@@ -198,15 +198,17 @@ def test_a_point_on_gpus_takes_as_many_and_their_part_of_the_cores(
 ) -> None:
     sized(monkeypatch, 16, num_gpus=4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5,7,9")
-    machine = seats.of_machine([point()])
-    assert machine == Seats(tuple(range(16)), ("2", "3", "5", "7"))
-    first = machine.first(seats.size_of(point(2)))
-    assert first == Seats((0, 1, 2, 3, 4, 5, 6, 7), ("2", "3"))
+    machine = resources.of_machine([point()])
+    assert machine == Resources(tuple(range(16)), ("2", "3", "5", "7"))
+    first = machine.first(resources.amount_for(point(2)))
+    assert first == Resources((0, 1, 2, 3, 4, 5, 6, 7), ("2", "3"))
     rest = machine.without([first])
-    assert rest.first(seats.size_of(point(3))) is None
-    second = rest.first(seats.size_of(point(1)))
-    assert second == Seats((8, 9, 10, 11), ("5",))
-    assert seats.size_of(point(1, "device=cpu", "launch.threads_per_worker=5")) == Size(5, 0)
+    assert rest.first(resources.amount_for(point(3))) is None
+    second = rest.first(resources.amount_for(point(1)))
+    assert second == Resources((8, 9, 10, 11), ("5",))
+    assert resources.amount_for(point(1, "device=cpu", "launch.threads_per_worker=5")) == Amount(
+        5, 0
+    )
 
 
 def test_workers_of_a_pinned_point_see_its_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +217,7 @@ def test_workers_of_a_pinned_point_see_its_gpus_alone(monkeypatch: pytest.Monkey
     assert isinstance(launch, ProcessesConfig)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
     for gpus, seen in (((), "2,5,7"), (("5", "7"), "5,7")):
-        Seats((0,), gpus).take()
+        Resources((0,), gpus).take()
         found = environment.by_file(os.environ, launch)
         assert found["CUDA_VISIBLE_DEVICES"] == seen
 

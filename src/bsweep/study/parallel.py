@@ -22,8 +22,8 @@ from bsweep.config.run import RunConfig
 from bsweep.core import signals, terminal
 from bsweep.core.signals import end_with_parent
 from bsweep.core.words import counted
-from bsweep.launch import Outcome, seats
-from bsweep.launch.seats import Seats
+from bsweep.launch import Outcome, resources
+from bsweep.launch.resources import Resources
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_meta
 from bsweep.study import provenance
@@ -43,9 +43,9 @@ def why_in_turn(configs: Sequence[RunConfig]) -> str | None:
     """
     if len(configs) < 2 or _most_at_once(configs) == 1:
         return ""
-    machine, sizes = seats.of_machine(configs), Counter(map(seats.size_of, configs))
-    for size, other in combinations_with_replacement(sizes, 2):
-        if (size != other or sizes[size] > 1) and (size + other).fits(machine.size):
+    machine, amounts = resources.of_machine(configs), Counter(map(resources.amount_for, configs))
+    for amount, other in combinations_with_replacement(amounts, 2):
+        if (amount != other or amounts[amount] > 1) and machine.first(amount + other):
             return None
     gpus = f"{counted(len(machine.gpus), 'GPU')} and " if machine.gpus else ""
     remedy = " Workers take all cores by default: give for example launch.threads_per_worker=1."
@@ -73,17 +73,18 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
         KeyboardInterrupt: If the points were asked to stop. All of them have stopped by then.
     """
     provenance.machine_facts()  # a child sees only the cores to which it is bound
-    machine, sizes = seats.of_machine(configs), [seats.size_of(config) for config in configs]
+    machine = resources.of_machine(configs)
+    amounts = [resources.amount_for(config) for config in configs]
     most = min(_most_at_once(configs), len(machine.cores))
     received, num_passed = list[int](), 0  # the signals that came
     waiting, statuses = list(range(len(configs))), dict[int, str]()
-    running: dict[_Child, tuple[int, Seats]] = {}
+    running: dict[_Child, tuple[int, Resources]] = {}
     idle: list[_Child] = []
     with signals.handled(lambda number, _: received.append(number)):
         while (waiting and not received) or running:
             free = machine.without(taken for _, taken in running.values())
             for index in list(waiting):
-                taken = free.first(sizes[index])
+                taken = free.first(amounts[index])
                 if taken and not received and len(running) < most:
                     child = idle.pop() if idle else _Child(run_point, received)
                     child.begin(index, taken)
@@ -128,7 +129,7 @@ class _Child:
         self.process.start()
         connection.close()
 
-    def begin(self, index: int, taken: Seats) -> None:
+    def begin(self, index: int, taken: Resources) -> None:
         """Let the child run a point on cores and GPUs of its own."""
         self.has_company.clear()
         self.connection.send((index, taken))

@@ -24,7 +24,7 @@ from bsweep.numerics.precision import are_rounded
 Peer = Mapping[str, Any]
 
 
-def seat(place: Place, gpus: int) -> dict[str, Any]:
+def gpu_facts(place: Place, gpus: int) -> dict[str, Any]:
     """Return a dictionary with this worker's host, its rank on that host, the number of GPUs that
     it sees, and its `CUDA_VISIBLE_DEVICES`.
 
@@ -42,7 +42,7 @@ def seat(place: Place, gpus: int) -> dict[str, Any]:
     }
 
 
-def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
+def refuse_missing_gpus(peers: Sequence[Peer], device: str) -> None:
     """Raise ValueError if a host has fewer GPUs than workers, unless all workers compute on CPUs.
 
     If no host has any GPU, all workers compute on CPUs, unless `device=cuda` asks for GPUs.
@@ -51,12 +51,12 @@ def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
         ValueError: If a host has too few GPUs. It names every such host and is the same on all
             workers.
     """
-    if device != "cuda" and not any(seat["gpus"] for seat in seats):
+    if device != "cuda" and not any(peer["gpus"] for peer in peers):
         return
     last_of_hosts = {
-        seat["host"]: seat for seat in sorted(seats, key=lambda seat: seat["local_rank"])
+        peer["host"]: peer for peer in sorted(peers, key=lambda peer: peer["local_rank"])
     }
-    lacking = [_lack(seat) for seat in last_of_hosts.values() if seat["local_rank"] >= seat["gpus"]]
+    lacking = [_lack(peer) for peer in last_of_hosts.values() if peer["local_rank"] >= peer["gpus"]]
     if lacking:
         raise ValueError(
             f"{', '.join(lacking)}, but NCCL takes one worker for each GPU: use fewer workers, "
@@ -66,11 +66,11 @@ def refuse_missing_gpus(seats: Sequence[Peer], device: str) -> None:
         )
 
 
-def _lack(seat: Peer) -> str:
-    gpus, workers, visible = seat["gpus"], seat["local_rank"] + 1, seat["cuda_visible_devices"]
+def _lack(peer: Peer) -> str:
+    gpus, workers, visible = peer["gpus"], peer["local_rank"] + 1, peer["cuda_visible_devices"]
     shown = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
     has = counted(gpus, "GPU") if gpus else "no GPU"
-    return f"{seat['host']} has {has}{shown} for {counted(workers, 'worker')}"
+    return f"{peer['host']} has {has}{shown} for {counted(workers, 'worker')}"
 
 
 def equipment(device: torch.device, precision: str) -> dict[str, Any]:

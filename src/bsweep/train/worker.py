@@ -171,7 +171,7 @@ def set_up(
     run_config, config = config, replace(config, strategy=in_place or config.strategy)
     strategy = strategies.build(config, place, paths)
     peers_check.refuse_missing_gpus(
-        strategy.gather_json(peers_check.seat(place, gpus)), config.device
+        strategy.gather_json(peers_check.gpu_facts(place, gpus)), config.device
     )
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)

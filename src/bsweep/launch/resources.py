@@ -14,45 +14,36 @@ from bsweep.core.ranks import num_cores, usable_cores
 
 
 @dataclass(frozen=True)
-class Size:
+class Amount:
     """A number of cores and a number of GPUs, such as those that a point takes."""
 
     num_cores: int
     num_gpus: int
 
-    def __add__(self, other: Size) -> Size:
-        return Size(self.num_cores + other.num_cores, self.num_gpus + other.num_gpus)
-
-    def fits(self, room: Size) -> bool:
-        return self.num_cores <= room.num_cores and self.num_gpus <= room.num_gpus
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.num_cores + other.num_cores, self.num_gpus + other.num_gpus)
 
 
 @dataclass(frozen=True)
-class Seats:
+class Resources:
     """A set of cores (numbers of logical CPUs) and GPUs (as CUDA_VISIBLE_DEVICES names them)."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
 
-    @property
-    def size(self) -> Size:
-        return Size(len(self.cores), len(self.gpus))
-
-    def first(self, size: Size) -> Seats | None:
-        """Return a set of the first cores and GPUs of this set, as many of each as `size` asks for;
+    def first(self, amount: Amount) -> Resources | None:
+        """Return a set of the first cores and GPUs of this set, as many of each as `amount` says;
         return None if there are too few.
         """
-        return (
-            Seats(self.cores[: size.num_cores], self.gpus[: size.num_gpus])
-            if size.fits(self.size)
-            else None
-        )
+        if amount.num_cores > len(self.cores) or amount.num_gpus > len(self.gpus):
+            return None
+        return Resources(self.cores[: amount.num_cores], self.gpus[: amount.num_gpus])
 
-    def without(self, taken: Iterable[Seats]) -> Seats:
+    def without(self, taken: Iterable[Resources]) -> Resources:
         """Return the cores and GPUs of this set that are in none of the sets `taken`."""
-        cores = {core for seats in taken for core in seats.cores}
-        gpus = {gpu for seats in taken for gpu in seats.gpus}
-        return Seats(
+        cores = {core for resources in taken for core in resources.cores}
+        gpus = {gpu for resources in taken for gpu in resources.gpus}
+        return Resources(
             tuple(core for core in self.cores if core not in cores),
             tuple(gpu for gpu in self.gpus if gpu not in gpus),
         )
@@ -70,15 +61,15 @@ class Seats:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
 
 
-def of_machine(configs: Iterable[RunConfig]) -> Seats:
+def of_machine(configs: Iterable[RunConfig]) -> Resources:
     """Return all cores and GPUs of this machine that the given points may use."""
     count = max((num_gpus(device) for device in {config.device for config in configs}), default=0)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(number) for number in range(count)]
-    return Seats(usable_cores(), tuple(gpus[:count]))
+    return Resources(usable_cores(), tuple(gpus[:count]))
 
 
-def size_of(config: RunConfig) -> Size:
+def amount_for(config: RunConfig) -> Amount:
     """Return how many cores and GPUs of this machine a point takes, at most all of them.
 
     A worker on a CPU counts as many cores as it would have threads if the point ran alone, so that
@@ -89,4 +80,4 @@ def size_of(config: RunConfig) -> Size:
     gpus, cores, workers = num_gpus(config.device), num_cores(), config.num_workers
     threads = config.launch.threads_per_worker or max(1, cores // (gpus or workers))
     servers = 0 if gpus else config.num_server_processes
-    return Size(min(cores, threads * workers + servers), min(gpus, workers))
+    return Amount(min(cores, threads * workers + servers), min(gpus, workers))
