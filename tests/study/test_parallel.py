@@ -55,7 +55,7 @@ POINT = (
 NOTES_CORES = """
 import json, os, sys
 if sys.orig_argv[-2:-1] == ["bsweep.train.worker"]:
-    with open(f"{sys.orig_argv[-1]}/cores.{os.getpid()}", "w") as file:
+    with open(f"{sys.orig_argv[-1]}/../../cores.{os.getpid()}", "w") as file:
         json.dump(sorted(os.sched_getaffinity(0)), file)
 """
 
