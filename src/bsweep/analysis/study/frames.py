@@ -48,6 +48,8 @@ class LargerClusters:
         Returns:
             The options, each after a space; empty without a network.
         """
+        if not self.networks:
+            return ""
         price = self.price_per_worker_hour
         options = {
             "--workers": ",".join(map(str, self.workers or ())),
@@ -57,7 +59,7 @@ class LargerClusters:
         }
         words = [word for network in self.networks for word in ("--network", network)]
         words += [word for pair in options.items() if pair[1] for word in pair]
-        return f" {shlex.join(words)}" if self.networks else ""
+        return f" {shlex.join(words)}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
