@@ -12,7 +12,6 @@ from collections import Counter
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from bsweep.analysis.cell_tables.keys import cell_keys, entangled, keyed, levels
 from bsweep.analysis.cell_tables.statistics import beats_chance, summarise
@@ -214,17 +213,6 @@ def unequal_threads(cells: pd.DataFrame) -> str:
     return f"No speed-up{between}: {', '.join(had)}."
 
 
-def _fit_line(x: ArrayLike, y: ArrayLike) -> tuple[float, float, float]:
-    """Return the intercept and the slope of the least-squares line through points, and its
-    coefficient of determination, which is NaN if all y are equal.
-    """
-    places, values = np.asarray(x, float), np.asarray(y, float)
-    slope, intercept = np.polyfit(places, values, 1)
-    unexplained = float(np.sum((values - intercept - slope * places) ** 2))
-    total = float(np.sum((values - values.mean()) ** 2))
-    return float(intercept), float(slope), 1 - unexplained / total if total else float("nan")
-
-
 def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
     """Return fits of a + c / local batch to training times, one for each series of three or more
     cells that differ in their local batch only.
@@ -247,34 +235,37 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The table, one row for each series. It is empty if no series has three batch sizes.
     """
-    known = keyed(runs)
-    completed = known[(known["status"] == "completed") & known["train_seconds"].notna()]
-    series = cell_keys(runs)[:-1]
-    rows = {}
-    for key, group in completed.groupby(series):
-        num_batches = group["local_batch"].nunique()
-        if num_batches < _MIN_BATCHES_FOR_FIT:
-            continue
-        intercept, slope, r_squared = _fit_line(1 / group["local_batch"], group["train_seconds"])
-        missed = 1 - (intercept + slope / group["local_batch"]) / group["train_seconds"]
-        images = float(
-            (group["images_per_second"] * group["train_seconds"] / group["num_workers"]).mean()
-        )
-        rows[key] = (
-            intercept, slope, r_squared, missed.min(), missed.max(), num_batches,
-            slope / images, intercept / images,
-        )  # fmt: skip
-    columns = [
-        "fixed_seconds", "batch_seconds", "r_squared", "lowest_residual", "highest_residual",
-        "num_batches",
-        "step_seconds", "image_seconds",
-    ]  # fmt: skip
-    index = (
-        pd.MultiIndex.from_tuples(rows, names=series)
-        if rows
-        else pd.MultiIndex.from_arrays([[]] * len(series))
-    )
-    return pd.DataFrame(list(rows.values()), index=index, columns=columns)
+    filled, series = keyed(runs), cell_keys(runs)[:-1]
+    timed = filled[(filled["status"] == "completed") & filled["train_seconds"].notna()]
+    fits = [
+        {**dict(zip(series, key, strict=True)), **_fit_seconds(group)}
+        for key, group in timed.groupby(series)
+        if group["local_batch"].nunique() >= _MIN_BATCHES_FOR_FIT
+    ]
+    return pd.DataFrame(fits, columns=[*series, *_OF_FIT]).set_index(series)
+
+
+_OF_FIT = (
+    "fixed_seconds", "batch_seconds", "r_squared", "lowest_residual", "highest_residual",
+    "num_batches", "step_seconds", "image_seconds",
+)  # fmt: skip
+
+
+def _fit_seconds(runs: pd.DataFrame) -> dict[str, float]:
+    """Return the columns of `seconds_fits` for the runs of one series, by least squares; the
+    coefficient of determination is NaN if all times are equal.
+    """
+    batches, seconds = (runs[name].to_numpy(float) for name in ("local_batch", "train_seconds"))
+    slope, intercept = np.polyfit(1 / batches, seconds, 1)
+    unexplained = float(np.sum((seconds - intercept - slope * (1 / batches)) ** 2))
+    total = float(np.sum((seconds - seconds.mean()) ** 2))
+    missed = 1 - (intercept + slope / batches) / seconds
+    images = (runs["images_per_second"] * seconds / runs["num_workers"]).mean()
+    values = (
+        intercept, slope, 1 - unexplained / total if total else np.nan, missed.min(), missed.max(),
+        len({*batches}), slope / images, intercept / images,
+    )  # fmt: skip
+    return dict(zip(_OF_FIT, values, strict=True))
 
 
 @cached

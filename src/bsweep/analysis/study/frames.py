@@ -64,8 +64,8 @@ class LargerClusters:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Study:
-    """The settings and measurements of a study's runs, in DataFrames. `columns`
-    describes most of their columns.
+    """The settings and measurements of a study's runs, in DataFrames. `columns` describes most of
+    their columns.
 
     Tables:
         `runs`: One row for each run. Settings that `columns` does not describe have their names in
