@@ -226,6 +226,11 @@ def test_nodes_that_slurm_lost_together_are_all_named(
     outcome = outcome_of(paths, [], "launch=srun", console=lost, codes=[1])
     assert re.findall(r"host (\w+) is lost", outcome.message) == ["n01", "n02", "n04"]
     assert "SLURM lost the node: ask SLURM about the node" in outcome.message
+    cut = "srun: error: Node failure on n[01-02]x]\n"
+    assert (
+        "host n[01-02]x] is lost"
+        in outcome_of(paths, [], "launch=srun", console=cut, codes=[1]).message
+    )
     assert outcome.can_be_retried
 
 

@@ -152,6 +152,17 @@ def test_an_export_names_its_target_and_unreadable_runs(study: Path, tmp_path: P
     assert in_tensorboard(tmp_path / "board") == expected
 
 
+@pytest.mark.full
+def test_points_at_once_share_a_tracker(tmp_path: Path) -> None:
+    at_once = ("launch=torchrun", "launch.parallel=2", "launch.threads_per_worker=1")
+    grid = ("-m", *POINT, *at_once, "seed=0,1", "study=s", "trackers=[mlflow]")
+    result = ran_ok("run", *grid, cwd=tmp_path)
+    assert "warning: mlflow" not in result.stderr, result.stderr
+    assert sorted(in_mlflow(tmp_path / "results/s/mlflow.db")) == sorted(
+        on_record(tmp_path / "results/s")
+    )
+
+
 def test_a_tracker_that_fails_is_one_warning(tmp_path: Path) -> None:
     nowhere = {"MLFLOW_TRACKING_URI": "sqlite:////proc/nowhere/mlflow.db"}
     grid = ("-m", *POINT, "seed=0,1", "study=s", "trackers=[mlflow]")

@@ -166,7 +166,7 @@ def _refuse_too_old(capabilities: list[list[str]]) -> None:
     import torch
 
     matches = (re.fullmatch(r"sm_(\d+)[a-z]?", name) for name in torch.cuda.get_arch_list())
-    oldest = min(int(match[1]) for match in matches if match)
+    oldest = min((int(match[1]) for match in matches if match), default=0)
     too_old = {
         f"{name} ({capability})"
         for name, capability in capabilities

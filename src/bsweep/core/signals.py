@@ -75,7 +75,12 @@ def end_with_launcher() -> None:
         raise SystemExit("bsweep: this process exits because the process that started it has ended")
 
 
-def end(processes: Sequence[subprocess.Popen[bytes] | psutil.Process], seconds: float) -> None:
+def end(
+    processes: Sequence[subprocess.Popen[bytes] | psutil.Process],
+    seconds: float,
+    *,
+    asks_all: bool = False,
+) -> None:
     """End processes and those below them, even those in sessions of their own.
 
     The given processes are asked at once. What has not ended then, or was left by them, is killed.
@@ -83,6 +88,7 @@ def end(processes: Sequence[subprocess.Popen[bytes] | psutil.Process], seconds: 
     Args:
         processes: The processes, which may have ended already.
         seconds: How long they may take.
+        asks_all: Ask those below them, too, such as a program that a shell has started.
     """
     import psutil  # here, for `bsweep --help` needs only the signals
 
@@ -91,10 +97,15 @@ def end(processes: Sequence[subprocess.Popen[bytes] | psutil.Process], seconds: 
         with suppress(psutil.NoSuchProcess):
             below += psutil.Process(process.pid).children(recursive=True)
             process.terminate()
+    for child in below if asks_all else ():
+        with suppress(psutil.NoSuchProcess):
+            child.terminate()
     until = time.monotonic() + seconds
     for process in processes:
         with suppress(subprocess.TimeoutExpired, psutil.TimeoutExpired):
             process.wait(max(0.0, until - time.monotonic()))
+    if asks_all:
+        psutil.wait_procs(below, timeout=max(0.0, until - time.monotonic()))
     for process in (*below, *processes):
         with suppress(psutil.NoSuchProcess):
             process.kill()

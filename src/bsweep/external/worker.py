@@ -100,8 +100,13 @@ def _run_recorded(command: _Command, recorder: Recorder, on_step: Callable[[], N
         recorder.take({"kind": "facts", "is_ready": False, "facts": {}, "software": software})
 
     def listen(*, is_last: bool = False) -> bool:
+        lines = calls.new_lines() or []
+        if written and lines:
+            raise ProgramError(
+                "the program calls bsweep.join() and has program.metrics: leave one of them out"
+            )
         if not written:
-            reports = [json.loads(line) for line in calls.new_lines() or []]
+            reports = [json.loads(line) for line in lines]
         else:
             try:
                 reports = written.end() if is_last else written.reports()
@@ -175,7 +180,7 @@ class _Command:
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(_POLL_SECONDS)
         finally:
-            signals.end([child], _GRACE_SECONDS)
+            signals.end([child], _GRACE_SECONDS, asks_all=True)
         if code:
             raise self._error(code)
 

@@ -206,6 +206,14 @@ def _unequal_steps(request: LaunchRequest) -> str:
     return ""
 
 
+def _spelled_out(names: str) -> list[str]:
+    """Return the hosts of a list such as `n[1-2]`; any other text stays as it is."""
+    try:
+        return names_in(names)
+    except ValueError:
+        return [names]
+
+
 def _lost_hosts(
     config: RunConfig, silent: Ends, text: str, codes: Sequence[int | None]
 ) -> dict[str, str]:
@@ -219,7 +227,7 @@ def _lost_hosts(
         return {}
     if not isinstance(launch, SshConfig):
         lists = re.findall(_LOST_BY_SLURM, text, re.MULTILINE)
-        lost = [host for names in lists for host in names_in(names)]
+        lost = [host for names in lists for host in _spelled_out(names)]
         return dict.fromkeys(lost, ssh.reason(text) or "SLURM lost the node")
     nodes = [host for host, _ in nodes_of(hosts, config.num_workers, config.num_server_processes)]
     if launch.uses_horovod:

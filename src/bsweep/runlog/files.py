@@ -80,11 +80,6 @@ class RunPaths:
     The file is missing with the launcher `inline`, which starts no processes, and if the processes
     of another run trained this run too.
     """
-    lifeline = _Inside("logs", "lifeline")
-    """The file that tells the run's processes whether to continue or to end.
-
-    It names the launch that is at work, see `bsweep.launch.lifeline`.
-    """
     environment = _Inside(".environment")
     """The shell file with environment variables that a launcher passes to the run's processes.
 

@@ -30,6 +30,8 @@ from bsweep.study import provenance
 from bsweep.study.run_point import Launch
 from bsweep.trackers import live
 
+logger = terminal.logger(__name__)
+
 _FORK = multiprocessing.get_context("fork")
 _POLL_SECONDS = 0.2
 
@@ -83,6 +85,7 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
     with signals.handled(lambda number, _: received.append(number)):
         while (waiting and not received) or running:
             free = machine.without(taken for _, taken in running.values())
+            idle = [child for child in idle if child.process.is_alive()]
             for index in list(waiting):
                 taken = free.first(amounts[index])
                 if taken and not received and len(running) < most:
@@ -132,20 +135,24 @@ class _Child:
     def begin(self, index: int, taken: Resources) -> None:
         """Let the child run a point on cores and GPUs of its own."""
         self.has_company.clear()
-        self.connection.send((index, taken))
+        with suppress(OSError):  # it was killed; `status` says so
+            self.connection.send((index, taken))
 
     def status(self) -> str:
         """Return the status of the point that has ended, "stopped" if somebody asked it to stop."""
-        with suppress(EOFError):  # it was killed
+        with suppress(EOFError, OSError):  # it was killed
             return str(self.connection.recv())
         self.process.join()
-        return "failed"
+        code = self.process.exitcode
+        logger.error(f"bsweep: the process that ran a point has ended (exit code {code})")
+        return "interrupted"  # a run without a summary reads as interrupted, too
 
     def pass_on(self, number: int) -> None:
         """Send a signal to the child."""
         if number == signal.SIGHUP:
             terminal.leave()
-        os.kill(self.process.pid or 0, number)
+        with suppress(ProcessLookupError):  # it was killed
+            os.kill(self.process.pid or 0, number)
 
     def _serve(self, connection: Connection) -> None:
         os.setsid()  # the parent process alone gets Ctrl-C, and passes it on
@@ -164,11 +171,13 @@ class _Child:
         """Launch a point, wait for its end, and note in its run folder if other points ran at the
         same time.
         """
+        is_noted = False
 
         def poll() -> None:
+            nonlocal is_noted
             on_poll()
-            if self.has_company.is_set():
-                self.has_company.clear()
+            if self.has_company.is_set() and not is_noted:
+                is_noted = True
                 write_json(paths.meta, {**read_meta(paths), "beside_others": True})
 
         return launch.launch(config, paths, poll)

@@ -1,4 +1,5 @@
-"""The processes that copy records to trackers while runs train, one for each tracker of a study.
+"""The processes that copy records to trackers while runs train, one for each tracker of a study
+and, with `launch.parallel`, each process that runs points.
 
 `python -m bsweep.trackers.live NAME` reads records from its standard input until the input ends,
 each line with the folder of a run and one of its records. It has the lowest priority. If it fails,
@@ -8,6 +9,7 @@ the last line of its output says why.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import shlex
@@ -42,7 +44,7 @@ class _Copier:
 
     def __init__(self, name: TrackerName, study_dir: Path) -> None:
         self._name, self._study_dir = name, study_dir
-        self._log = study_dir / ".trackers" / f"{name}.log"
+        self._log = study_dir / ".trackers" / f"{name}.{os.getpid()}.log"
         self._log.parent.mkdir(exist_ok=True)
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -76,6 +78,7 @@ class _Copier:
         self._lines.put(b"")
         try:
             if not self._process.wait(_PATIENCE_SECONDS):
+                self._log.unlink()
                 return ""
             last = self._log.read_text(errors="replace").strip().splitlines()[-1:]
             why = last[0] if last else "its process was killed"
@@ -144,7 +147,10 @@ def main() -> NoReturn:
                 continue
             if folder not in tracked:
                 place, study = to.place(folder.parent), folder.parent.name
-                tracked[folder] = to.open(place, study, folder.name, record["time"])
+                # With `launch.parallel` several of these processes may begin one database.
+                with (folder.parent / ".trackers" / f"{sys.argv[1]}.lock").open("ab") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    tracked[folder] = to.open(place, study, folder.name, record["time"])
             records.forward(record, tracked[folder])
         # The process that started this one may be gone, and so may not end it.
         signal.alarm(2 * _PATIENCE_SECONDS)
