@@ -198,7 +198,7 @@ def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
     assert any("published, not measured: 50us of 1gbit (" in one for one in found.warnings)
     other = bsweep.predict(study, TARGET, network="1gbit,50us", workers=[1, 2, 4, 8])
     assert not any("published, not measured" in one for one in other.warnings)
-    with pytest.raises(ValueError, match=r"compression=topk with strategy=\w+: only "):
+    with pytest.raises(ValueError, match=r"compression=topk with strategy=\w+: it takes no codec"):
         bsweep.predict(study, TARGET, network="1gbit,compression=topk", workers=[4, 8])
 
 
