@@ -65,7 +65,7 @@ def on_meta(*overrides: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> J
     monkeypatch.setattr(
         optim, "sgd", lambda config, vector: SGD(vector.tensors, lr=0.1, foreach=True)
     )
-    return prepared(folder, *overrides)
+    return prepared(folder, "data.device=cuda", *overrides)
 
 
 @pytest.mark.full

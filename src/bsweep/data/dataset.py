@@ -131,7 +131,10 @@ def placed(
     """
     if device.type == "cpu":
         return replace(dataset, device=device)
-    room = {"auto": free_bytes(device) * _MOST_OF_FREE, "cpu": 0, "cuda": math.inf}[wanted]
+    if wanted == "auto":
+        room = free_bytes(device) * _MOST_OF_FREE
+    else:
+        room = math.inf if wanted == "cuda" else 0.0
     moved: dict[str, Any] = {"device": device}
     for name in ("mean", "std"):
         if (statistic := getattr(dataset, name)) is not None:
