@@ -178,7 +178,7 @@ def why_skipped(config: RunConfig, result: str) -> str:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What earlier attempts at a run left in its folder.
+    """The files that earlier attempts at a run left in its folder, and what they allow.
 
     `result` is the status of a run that need not be repeated; the other fields are then empty.
     Otherwise the run resumes from `checkpoint`, the latest one without damage, which was saved

@@ -1,1 +1,1 @@
-"""What follows from the fits to a study: predictions, what to run next, and sentences on both."""
+"""Conclusions from the fits to a study: predictions, what to run next, and sentences on both."""

@@ -1,4 +1,4 @@
-"""What is missing for a prediction, in words, and which runs would tell more."""
+"""Sentences on what a prediction lacks, and on the runs that would add it."""
 
 from __future__ import annotations
 
