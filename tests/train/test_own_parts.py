@@ -155,14 +155,14 @@ def test_a_policy_decides_what_a_round_takes() -> None:
         (f"{OPTIMIZER}=torch.optim:SGD +optimizer.options.nesterov=1", "error(.|\n)*ValueError"),
         (
             f"{OPTIMIZER}=torch.optim:RMSprop +optimizer.options.weight_decay=0.1",
-            "give it as optimizer.weight_decay",
+            "give optimizer.weight_decay=0.1",
         ),
         (
             f"{OPTIMIZER}=parts.py:Shapes optimizer.by_layer=true {SERVERS}",
-            "optimizer=own needs whole layers",
+            "optimizer=own with .*: it needs whole layers",
         ),
         (f"{BATCHING}=parts.py:no_policy", "returned int, not a bsweep.batching.base.Policy"),
-        (f"{BATCHING}=parts.py:Growing {ADAPTED}", "Use batching=fixed"),
+        (f"{BATCHING}=parts.py:Growing {ADAPTED}", "both would set the local steps"),
         (
             "strategy=own strategy.target=parts.py:NoStrategy",
             "NoStrategy is not a bsweep.strategies.Strategy",
