@@ -155,8 +155,8 @@ LONG = ("local_batch=4", "epochs=40", "checkpoint_every=1", "log_every_steps=100
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder on a SLURM of three nodes, with the batch script that the docs show."""
     folder = tmp_path_factory.mktemp("cluster")
-    clusters = (ROOT / "docs/clusters.md").read_text()
-    (script,) = re.findall(r"(?s)```bash\n(#!/bin/sh\n# sweep.sh\n.*?)```", clusters)
+    machines = (ROOT / "docs/machines.md").read_text()
+    (script,) = re.findall(r"(?s)```bash\n(#!/bin/sh\n# sweep.sh\n.*?)```", machines)
     (folder / "sweep.sh").write_text(script)
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("BSWEEP_HOSTS_PREFIX", f"slurm{os.getpid()}")

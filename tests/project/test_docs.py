@@ -14,7 +14,7 @@ from bsweep.compose import hydra_grid, words
 from bsweep.core.torchvision_shim import import_torchvision
 from tests.data.test_data import write_image
 from tests.project.test_experiments import written
-from tests.support.running import ROOT, TINY, bsweep, ran_ok, write_runs, write_text
+from tests.support.running import ROOT, TINY, bsweep, forks, ran_ok, write_runs, write_text
 from tests.support.synthetic_study import write_study
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -23,7 +23,7 @@ ELSEWHERE = (
     "scripts/sweep.sh",
     "scripts/test.sh",
     "scripts/gpu.sh",
-    "horovodrun",
+    "horovodrun -np 2 python",
     "torchrun",
     "bsweep watch",
     "python ",
@@ -81,6 +81,15 @@ def test_what_a_page_says_to_run_is_a_grid(
     assert hydra_grid.composed(words.read(no_probe))
 
 
+def test_the_traced_paths_lead_through_functions_that_exist() -> None:
+    text = (ROOT / "docs/how.md").read_text()
+    stations = re.findall(r"^\| `([\w/]+\.py)` `(?:\w+\.)?(\w+)` \|", text, re.MULTILINE)
+    assert len(stations) > 50
+    for file, name in stations:
+        code = (ROOT / "src/bsweep" / file).read_text()
+        assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", code, re.MULTILINE), (file, name)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if commands(page)], ids=lambda page: page.name
@@ -93,8 +102,11 @@ def test_what_a_page_says_to_type_works(page: Path, desk: Path, tmp_path: Path) 
         if line.startswith(ELSEWHERE):
             continue
         program, *words = shlex.split(line, comments=True)
+        prefix: tuple[str, ...] = ()
+        if program == "horovodrun":
+            prefix, (program, *words) = (forks().horovodrun, "-np", "2", "--gloo"), words[2:]
         assert program == "bsweep", line
-        result = bsweep(*shrunk(words), cwd=tmp_path / "desk")
+        result = bsweep(*shrunk(words), cwd=tmp_path / "desk", prefix=prefix)
         code = 1 if words[:1] == ["recommend"] else 0  # of runs that reach the target at once
         assert result.returncode == code, f"{line}\n{result.stdout}{result.stderr}"
 

@@ -420,7 +420,7 @@ def workers_left(folder: Path) -> list[psutil.Process]:
 
 
 def write_runs(path: Path) -> None:
-    """Write runs that bsweep did not start, a row for each epoch, as docs/import.md shows them."""
+    """Write runs that bsweep did not start, a row an epoch, as docs/programs.md shows them."""
     lines = ["run,batch,gpus,epoch,seconds,val_acc"]
     for batch, gpus in itertools.product((32, 64, 128, 256), (1, 2, 4)):
         step_seconds = 0.0024 + 0.00025 * batch + 0.0004 * (gpus - 1)

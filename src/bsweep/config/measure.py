@@ -20,7 +20,7 @@ _PROGRAM = "pass a bsweep.NoiseScale to bsweep.join().noise() in the program ins
 
 class MeasureConfig(Schema):
     """The settings of the optional measurements of a run, such as the gradient noise scale.
-    `docs/noise_scale.md` says how they work and what they cost.
+    `docs/batching.md` says how they work and what they cost.
     """
 
     noise_scale: bool = False

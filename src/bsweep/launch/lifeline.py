@@ -11,7 +11,7 @@ COMMAND. This program ends COMMAND and the processes below it in each of these c
 - Nobody reads this program's output any more, for example because ssh has ended.
 
 The first and the last case detect a cut network. It sends no message, and without this check the
-processes would use the host for ever. `docs/resuming.md` has a table of all such signs and delays.
+processes would use the host for ever. `docs/how.md` has a table of all such signs and delays.
 """
 
 from __future__ import annotations
