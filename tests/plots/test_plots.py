@@ -266,7 +266,7 @@ def test_figures_are_those_that_a_study_has_the_numbers_for(
     sharding: analysis.Study, grid: analysis.Study
 ) -> None:
     of_splits = {"time_by_split", "memory_by_worker"}
-    of_others = {"idle_by_node", "loss_by_time", "batch_by_epoch", *of_splits}
+    of_others = {"idle_by_node", "loss_by_time", "batch_by_epoch", "larger_clusters", *of_splits}
     assert set(plots.FIGURES) - set(plots.figures(grid)) == {"server_load", *of_others}
     assert "server_load" in plots.figures(sharding)
     assert "time_surface" not in plots.figures(sharding), "its runs are too short to predict"

@@ -87,10 +87,16 @@ def go(page: Any, **changes: str) -> None:
 
 def rows(page: Any, chart: str) -> list[dict[str, Any]]:
     """Return the rows that a chart of a page draws, as the chart itself holds them."""
-    found: list[dict[str, Any]] = page.evaluate(
+    data: list[dict[str, Any]] = page.evaluate(
         "(name) => charts[name].view.data(charts[name].name)", chart
     )
-    return found
+    return data
+
+
+def strong(page: Any, chart: str, signal: str = "picked") -> set[str]:
+    """Return the names of the cells or runs that stand out in a chart."""
+    names = page.evaluate("([chart, signal]) => charts[chart].view.signal(signal)", [chart, signal])
+    return {*names} - {""}
 
 
 def assert_accessible(page: Any) -> None:

@@ -23,6 +23,7 @@ from bsweep.cli import main, predict
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.report.recommended import recommended
 from tests.analysis.test_ways import write as write_ways
+from tests.plots.test_plots import assert_readable
 from tests.report.browser import go, opened, page_of, rows
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
@@ -316,24 +317,27 @@ def test_a_report_writes_it_all(tmp_path: Path) -> None:
 def test_the_page_marks_what_is_simulated(
     browser: Any, study: analysis.Study, tmp_path: Path
 ) -> None:
-    cells, curves = analysis.surface(study), analysis.larger_clusters(study)
+    cells = analysis.surface(study)
     best = cells[cells["is_recommended"]].iloc[0]
     with opened(browser, page_of(study, tmp_path)) as page:
         on_map = rows(page, "map")
         assert sum(row["is_simulated"] for row in on_map) == cells["is_simulated"].sum()
         assert ("Simulated with 25gbit,10us" in page.inner_text("#sure")) == best["is_simulated"]
-        for name, column in (("larger_time", "seconds"), ("larger_cost", "money")):
-            drawn = rows(page, name)
-            assert [row["value"] for row in drawn] == pytest.approx([*curves[column]])
-            assert page.locator(f"#{name} canvas").bounding_box()["width"] > 200
-        assert {row["line"] for row in drawn} == {
-            OWN_LINKS, *(f"{name}, simulated" for name in NETWORKS),
-        }  # fmt: skip
-        assert page.inner_text("#larger-says").count("With ") == 2
-        go(page, objective="money", price="4")
-        assert [row["value"] for row in rows(page, "larger_cost")] == pytest.approx(
-            [*(2 * curves["money"])]
-        )
+        assert page.inner_text("#networks").count("With ") == 2
         chosen = cells[cells["is_simulated"] & (cells["problem"] == "")].iloc[0]
         go(page, cell=f"{chosen['global_batch']}x{chosen['num_workers']}")
         assert "simulated" in page.inner_text("#reading")
+
+
+@pytest.mark.full
+def test_the_figure_of_larger_clusters_has_their_times_and_costs(study: analysis.Study) -> None:
+    curves = analysis.larger_clusters(study)
+    figure = plots.FIGURES["larger_clusters"](study)
+    assert_readable(figure)
+    for axes, column in zip(figure.axes, ("seconds", "money"), strict=True):
+        lines = {line.get_label(): line for line in axes.lines}
+        for network in (OWN_LINKS, *NETWORKS):
+            line = lines[network if network == OWN_LINKS else f"{network}, simulated"]
+            expected = curves.loc[curves["network"] == network, column]
+            assert np.asarray(line.get_ydata()).tolist() == pytest.approx(expected.tolist())
+            assert line.get_linestyle() == ("-" if network == OWN_LINKS else "--")

@@ -29,6 +29,7 @@ from bsweep.plots import (
     cost,
     epochs,
     exchange,
+    larger,
     rounds,
     scores,
     speed,
@@ -47,6 +48,7 @@ from bsweep.plots.surface import targets_in_words
 _FIGURES = (
     StudyFigure("time_surface", analysis.surface, surface.time_surface),
     StudyFigure("pareto_front", cost.several_workers, cost.pareto_front),
+    StudyFigure("larger_clusters", analysis.larger_clusters, larger.larger_clusters),
     StudyFigure("accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time),
     StudyFigure("time_to_target", target.times_to_target, target.time_to_target),
     StudyFigure("time_by_batch", timed_cells, times.time_by_batch),

@@ -11,7 +11,6 @@ It must not compute a number of its own, nor know how a run came about.
 from __future__ import annotations
 
 import base64
-import html
 import shlex
 import sys
 import tempfile
@@ -36,11 +35,12 @@ from bsweep.plots.styles import settings_of
 from bsweep.report import formats, images, tables
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
-from bsweep.report.page import as_list
+from bsweep.report.page import html_from
 
 __all__ = ["headlines", "idle_text", "write"]
 
-_FIGURE_FILES = ("png", "svg", "pdf")
+_PICTURES = ("pdf", "svg", "png")
+_FIGURE_FILES = ("csv", *_PICTURES)  # a figure's table and its pictures
 _MAX_RUN_IDS = 500  # below a figure; all are in runs.csv
 
 
@@ -97,7 +97,7 @@ def write(
     """
     if style is not None:
         settings_of(style)
-    larger = network, workers, price_per_worker_hour, measured_network, speeds
+    larger = network, workers, price_per_worker_hour, measured_network, tuple(speeds)
     _check_larger(*larger)
     study = analysis.load(study_dir, mix=mix, beside=beside)
     for run_id, why in study.skipped.items():
@@ -125,20 +125,11 @@ def write(
     return out / "report.html"
 
 
-def _check_larger(
-    network: str | Sequence[str],
-    workers: Sequence[int] | None,
-    price: float | None,
-    measured_network: str | None,
-    speeds: Sequence[float],
-) -> None:
-    given = {
-        "--workers": workers,
-        "--price-per-worker-hour": price,
-        "--measured-network": measured_network,
-        "--speeds": speeds or None,
-    }
-    if not network and (alone := [name for name, value in given.items() if value is not None]):
+def _check_larger(network: str | Sequence[str], *others: object) -> None:
+    names = ("--workers", "--price-per-worker-hour", "--measured-network", "--speeds")
+    values = zip(names, others, strict=True)
+    alone = [name for name, value in values if value is not None and value != ()]
+    if alone and not network:
         raise ValueError(
             f"{' and '.join(alone)} without a network: say which links the workers have, as in "
             "--network 25gbit,10us."
@@ -201,9 +192,11 @@ def _drawn(name: str) -> tuple[str, str]:
 
 
 def _write_figure(study: Study, folder: Path, style: str | None, name: str) -> tuple[str, str]:
-    """Write one figure to its files, and return its name and caption."""
-    figure = plots.FIGURES[name](study, style)
-    for suffix in _FIGURE_FILES:
+    """Write one figure and its table to files, and return the figure's name and caption."""
+    figure, table = plots.FIGURES[name](study, style), plots.FIGURES[name].table(study)
+    is_indexed = table.index.names != [None]
+    table.to_csv(folder / f"{name}.csv", index=is_indexed, lineterminator="\n")
+    for suffix in _PICTURES:
         plots.save(figure, folder / f"{name}.{suffix}")
     return name, plots.caption(figure)
 
@@ -253,52 +246,30 @@ def _page(
     folder: Path,
     command: str,
 ) -> str:
-    statuses = ", ".join(
-        f"{n} {status.replace('_', ' ')}" for status, n in Counter(study.runs["status"]).items()
-    )
-    failures = analysis.failures(study.runs)
-    sections = [
-        "<h2>Figures</h2>",
-        *(
-            _figure(study, name, captions[name], *image)
-            for name, image in images.within_page(folder, captions).items()
-        ),
-        as_list("Figures left out", _unreported(study), "left-out"),
-        "<h2>Tables</h2>",
-        *(formats.as_html(table) for table in all_tables),
-        ""
-        if failures.empty
-        else "<h2>Runs that did not complete</h2>" + formats.as_html(_failures(failures)),
-        "<h2>Comparison with the published study</h2>",
-        f"<p>{html.escape(analysis.against_published(study))}</p>",
-        "<h2>Provenance</h2>",
-        _definitions({"written by": command, "study": study.name} | _provenance(study.provenance)),
-        (
-            "<details><summary>Settings that all runs "
-            f"share</summary>{_definitions(_shared(study))}</details>"
-        ),
-    ]
-    left_out = (
-        f" {counted(len(study.skipped), 'run')} left out, not readable." if study.skipped else ""
-    )
-    summary = f"{counted(len(study.runs), 'run')}: {statuses}.{left_out}"
-    body = "\n".join(section for section in [f"<p>{summary}</p>", *sections] if section)
-    return html_of(document(study), body)
-
-
-def _figure(study: Study, name: str, caption: str, kind: str, image: bytes) -> str:
-    caption = html.escape(caption)
     where = " in runs.csv" * (len(study.runs) > _MAX_RUN_IDS)
-    run_ids = html.escape(first_of([*study.runs["run_id"]], _MAX_RUN_IDS) + where)
-    files = " ".join(
-        f'<a href="{name}.{suffix}">{suffix.upper()}</a>' for suffix in ("pdf", "svg", "png")
+    data, failures = document(study), analysis.failures(study.runs)
+    pictures = images.within_page(folder, captions)
+    papers = html_from(
+        "papers.html",
+        summary=data["summary"],
+        figures=[
+            {"name": name, "caption": captions[name], "kind": kind, "image": _base64(image)}
+            for name, (kind, image) in pictures.items()
+        ],
+        suffixes=_FIGURE_FILES,
+        run_ids=first_of([*study.runs["run_id"]], _MAX_RUN_IDS) + where,
+        unreported=_unreported(study),
+        tables=all_tables,
+        failures=None if failures.empty else _failures(failures),
+        against_published=analysis.against_published(study),
+        provenance={"written by": command, "study": study.name} | _provenance(study.provenance),
+        shared=_shared(study),
     )
-    return (
-        f'<figure id="{name}"><img alt="{caption} The tables of this report give the numbers." '
-        f'src="data:image/{kind};base64,{base64.b64encode(image).decode()}"><figcaption>{caption} '
-        f"{files}"
-        f"<details><summary>Runs behind it</summary>{run_ids}</details></figcaption></figure>"
-    )
+    return html_of(data, papers)
+
+
+def _base64(image: bytes) -> str:
+    return base64.b64encode(image).decode()
 
 
 _REPORTED = {
@@ -330,14 +301,6 @@ def _failures(runs: pd.DataFrame) -> formats.Table:
     return formats.Table("No mean includes these runs.", shown.rename(columns=heading))
 
 
-def _definitions(entries: dict[str, str]) -> str:
-    items = "".join(
-        f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>"
-        for key, value in entries.items()
-    )
-    return f"<dl>{items}</dl>"
-
-
 def _provenance(provenance: pd.DataFrame) -> dict[str, str]:
     """Return texts that list the values of the runs in fields of their provenance, by field.
 
@@ -345,23 +308,21 @@ def _provenance(provenance: pd.DataFrame) -> dict[str, str]:
     field in which no run has a value is left out.
     """
     entries = {}
-    for column in provenance.columns.drop(["run_id", "launched_at"], errors="ignore"):
-        counts = Counter(
-            str(value) for value in provenance[column].dropna() if value != ""
-        ).most_common()
+    for column, values in provenance.drop(
+        columns=["run_id", "launched_at"], errors="ignore"
+    ).items():
+        counts = Counter(str(value) for value in values.dropna() if value != "").most_common()
+        shown = [f"{value} ({counted(count, 'run')})" for value, count in counts[:5]]
         if len(counts) == 1:
-            entries[str(column)] = counts[0][0]
-        elif counts:
-            shown = "; ".join(f"{value} ({counted(count, 'run')})" for value, count in counts[:5])
-            entries[str(column)] = shown + f"; {len(counts) - 5} more in provenance.csv" * (
-                len(counts) > 5
-            )
+            shown = [counts[0][0]]
+        elif len(counts) > 5:
+            shown.append(f"{len(counts) - 5} more in provenance.csv")
+        if shown:
+            entries[str(column)] = "; ".join(shown)
     return entries
 
 
 def _shared(study: Study) -> dict[str, str]:
     settings = study.runs[analysis.settings(study.runs)]
-    same = [
-        name for name in settings if settings[name].nunique() == 1 and settings[name].notna().all()
-    ]
-    return {str(name): analysis.setting_text(settings[name].iloc[0]) for name in same}
+    same = settings.loc[:, (settings.nunique() == 1) & settings.notna().all()]
+    return {str(name): analysis.setting_text(values.iloc[0]) for name, values in same.items()}

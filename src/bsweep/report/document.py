@@ -6,14 +6,16 @@ in the table `runs`. What all runs have in common stands once, under `shared`.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pandas as pd
 
 from bsweep import analysis
@@ -31,11 +33,13 @@ from bsweep.analysis.study.run_rows import PATHS
 from bsweep.config.saved import read_config
 from bsweep.config.target import SETTINGS
 from bsweep.config.values import ConfigError, flatten
-from bsweep.plots import charts
+from bsweep.core.words import counted
 from bsweep.report import details, splits
 from bsweep.runlog.files import RunPaths
 
 Document = dict[str, Any]
+
+_CHARTS = Path(__file__).parent / "charts"  # specifications for Vega-Lite
 
 _ALWAYS = ["run_id", "status", "strategy", "num_workers", "local_batch", "global_batch", "seed"]
 _RESULTS = [
@@ -46,10 +50,6 @@ _CELLS = [
     "global_batch", "num_workers", "local_batch", "seconds", "seconds_low", "seconds_high",
     "joules", "num_runs", "num_reached", "problem", "is_allowed", "is_recommended",
     "is_alternative", "is_extrapolated", "is_simulated",
-]  # fmt: skip
-_CURVES = [
-    "network", "num_workers", "global_batch", "seconds", "seconds_low", "seconds_high",
-    "is_simulated", "is_knee", "is_wall",
 ]  # fmt: skip
 _POINTS = {  # what a curve has, and the column of `Study.evaluations` for each
     "steps": "num_steps",
@@ -76,12 +76,13 @@ def document(study: Study) -> Document:
         settings = [name for name in analysis.settings(runs) if name not in _ALWAYS]
         varying = [name for name in settings if runs[name].astype(str).nunique() > 1]
         shown = [*_ALWAYS, *varying, *(name for name in _RESULTS if name in runs)]
-        found = common_target(study)
+        target = common_target(study)
         told = {
             "name": study.name,
+            "summary": _summary(study),
             "folder": str(study.folder),
             "part": evaluated_part(runs),
-            "target": found and {"metric": found[0].metric, "value": found[0].value},
+            "target": target and {"metric": target[0].metric, "value": target[0].value},
             "chosen": "",  # what is shown at first, as the fragment of a link
             "columns": [_column(runs, name, name in varying) for name in shown],
             "runs": {name: [*runs[name]] for name in shown},
@@ -92,6 +93,7 @@ def document(study: Study) -> Document:
             },
             "part_of_run": _places(runs, [part for _, part in parts]),
             "curves": curves(study),
+            "ranges": {name: _range(study.evaluations[name]) for name in SETTINGS},
             "answer": {"part": analysis.first_place(study), "lines": analysis.answer_lines(study)},
             "parts": _parts([where for where, _ in parts], recommendations.answers(study)),
             "commands": _commands(study),
@@ -102,27 +104,28 @@ def document(study: Study) -> Document:
             ],
             "why": [*analysis.recommendations(study), *analysis.headlines(study)],
             "missing": analysis.missing_recommendations(study),
-            "larger": study.larger and {
-                "words": study.larger.words(), "price": study.larger.price_per_worker_hour,
-            },
+            "larger": study.larger.words() if study.larger else "",
             "splits": splits.splits(study),
             "details": details.details(study),
-            "charts": {name: chart() for name, chart in _CHARTS.items()},
-        }  # fmt: skip
-        found_plain: Document = plain(told)
-        return found_plain
+            "charts": {path.stem: orjson.loads(path.read_bytes()) for path in _CHARTS.iterdir()},
+        }
+        values: Document = plain(told)
+        return values
 
 
-_CHARTS = {  # of the page
-    "map": charts.time_map,
-    "larger_time": charts.larger_clusters,
-    "larger_cost": charts.larger_clusters,
-    "curves": charts.run_curves,
-    "anatomy": charts.step_anatomy,
-    "along": charts.steps_along,
-    "split_times": charts.times_of_ways,
-    "split_memory": charts.memory_of_workers,
-}
+def _summary(study: Study) -> str:
+    """Return a text on how many runs there are of each status, and how many cannot be read."""
+    statuses = Counter(study.runs["status"].str.replace("_", " ")).items()
+    left_out = f" {counted(len(study.skipped), 'run')} left out, not readable."
+    counts = ", ".join(f"{count} {status}" for status, count in statuses)
+    return f"{counted(len(study.runs), 'run')}: {counts}.{left_out * bool(study.skipped)}"
+
+
+def _range(scores: pd.Series[float]) -> list[float]:
+    """Return the ends of a study's scores, rounded outwards; nothing without a score."""
+    if scores.isna().all():
+        return []
+    return [math.floor(100 * scores.min()) / 100, math.ceil(100 * scores.max()) / 100]
 
 
 def _column(runs: pd.DataFrame, name: str, is_varying: bool) -> dict[str, Any]:
@@ -148,7 +151,7 @@ def _column(runs: pd.DataFrame, name: str, is_varying: bool) -> dict[str, Any]:
 
 def _places(runs: pd.DataFrame, parts: Sequence[Study]) -> list[int | None]:
     """Return for each run the place of the part of the study that it belongs to, or None."""
-    places = {run_id: at for at, part in enumerate(parts) for run_id in part.runs["run_id"]}
+    places = {run_id: place for place, part in enumerate(parts) for run_id in part.runs["run_id"]}
     return [places.get(run_id) for run_id in runs["run_id"]]
 
 
@@ -164,14 +167,14 @@ def curves(study: Study) -> list[dict[str, list[float | None]] | None]:
         For each run its `steps`, `epochs`, `examples`, `seconds`, `test_accuracy` and `test_loss`,
         each a list with an element for each evaluation.
     """
-    found = {
+    points = {
         run_id: {
-            **{name: [_nine(value) for value in rows[column]] for name, column in _POINTS.items()},
+            **{name: details.rounded(rows[column], 9) for name, column in _POINTS.items()},
             **{name: [*rows[name]] for name in SETTINGS},  # as exact as the target
         }
         for run_id, rows in study.evaluations.groupby("run_id", sort=False)
     }
-    return [found.get(run_id) for run_id in study.runs["run_id"]]
+    return [points.get(run_id) for run_id in study.runs["run_id"]]
 
 
 def curve_of(run_folder: Path, *, beside: bool) -> dict[str, list[float | None]] | None:
@@ -187,73 +190,65 @@ def curve_of(run_folder: Path, *, beside: bool) -> dict[str, list[float | None]]
     return curves(load_run(run_folder, beside=beside))[0]
 
 
-def _nine(value: Any) -> float | None:
-    if pd.isna(value):
-        return None
-    rounded = float(f"{value:.9g}")
-    return int(rounded) if rounded.is_integer() else rounded
-
-
 def _parts(names: Sequence[str], answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """Return the parts of a study by place: their names and, for the largest, their answers."""
-    told = [_answer(answer) for answer in answers]
-    told += [{} for _ in names[len(told) :]]
-    return [{"name": name, **of} for name, of in zip(names, told, strict=True)]
+    known = dict(enumerate(map(_answer, answers)))
+    return [{"name": name, **known.get(place, {})} for place, name in enumerate(names)]
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
     """Return one of a study's answers: the cells, the recommended one, and the cell to run next."""
-    found = answer.prediction
-    if found is None:
+    prediction = answer.prediction
+    if prediction is None:
         return {"sentences": answer.sentences}
-    cells, cell = surface_rows(answer.where, found), found.next_cell()
+    cells, cell = surface_rows(answer.where, prediction), prediction.next_cell()
     names = ["global_batch", "num_workers", "local_batch", "is_simulated", "gain"]
     return {
-        "target": {"metric": found.target.metric, "value": found.target.value},
-        "larger": {name: [*found.curves[name]] for name in _CURVES} if found.network else None,
-        "networks": found.network_lines(),
+        "target": {"metric": prediction.target.metric, "value": prediction.target.value},
+        "networks": prediction.network_lines(),
         "cells": {name: [*cells[name]] for name in _CELLS},
-        "sure": found.brief()[1],
+        "sure": prediction.brief()[1],
         "next": None if cell is None else {name: cell[name] for name in names},
-        "evaluate_every_examples": found.evaluate_every_examples,
-        "is_check": not found.recommended["num_reached"],  # of the cell to run next
+        "evaluate_every_examples": prediction.evaluate_every_examples,
+        "is_check": not prediction.recommended["num_reached"],  # of the cell to run next
     }
 
 
 def _commands(study: Study) -> dict[str, Any]:
     """Return the words of the commands that started the runs, without the words of sweeps, and for
-    each run the place of its command. Of several values of a path, a run's command has its own.
+    each run the place of its command; None where the words are not known.
     """
-    told = study.provenance.set_index("run_id").get("command", pd.Series(dtype=object))
+    recorded = study.provenance.set_index("run_id").get("command", pd.Series(dtype=object))
     varying = [key for key in PATHS if key in study.runs and study.runs[key].nunique() > 1]
     words = {
         run_id: _words(command, study.folder / str(run_id), varying)
-        for run_id, command in told.items()
+        for run_id, command in recorded.items()
         if isinstance(command, str)
     }
-    different = [*dict.fromkeys(words.values())]
-    place = {found: at for at, found in enumerate(different)}
+    known = {run_id: typed for run_id, typed in words.items() if typed is not None}
+    different = [*dict.fromkeys(known.values())]
+    of_run = (known.get(run_id) for run_id in study.runs["run_id"])
     return {
         "words": different,
-        "of_run": [
-            place[words[run_id]] if run_id in words else None for run_id in study.runs["run_id"]
-        ],
+        "of_run": [None if typed is None else different.index(typed) for typed in of_run],
     }
 
 
-def _words(command: str, run_folder: Path, varying: Sequence[str]) -> tuple[str, ...]:
+def _words(command: str, run_folder: Path, varying: Sequence[str]) -> tuple[str, ...] | None:
     """Return the overrides in a command, such as `epochs=3`. Paths that vary or that the command
-    sweeps over are those of the run's configuration, if it is there.
+    sweeps over are those of the run's configuration; without it, no words are known.
     """
     try:
         words = shlex.split(command)
     except ValueError:  # an unbalanced quote
-        return ()
+        return None
     kept = [word for word in words if "=" in word and not word.startswith(("-", "study="))]
     swept = [word.partition("=")[0] for word in kept if re.search("=.*[,(]", word)]
     if keys := [key for key in PATHS if key in varying or key in swept]:
-        with suppress(ConfigError):
+        try:
             settings = flatten(asdict(read_config(RunPaths(run_folder).config)))
-            kept = [word for word in kept if word.partition("=")[0] not in keys]
-            kept += [f"{key}='{settings[key]}'" for key in keys if settings.get(key)]
+        except ConfigError:
+            return None
+        kept = [word for word in kept if word.partition("=")[0] not in keys]
+        kept += [f"{key}='{settings[key]}'" for key in keys if settings.get(key)]
     return tuple(kept)

@@ -5,7 +5,6 @@ study or a prediction says of itself.
 from __future__ import annotations
 
 import base64
-import html
 import io
 from collections.abc import Mapping
 from functools import cached_property
@@ -17,6 +16,7 @@ from bsweep import plots
 from bsweep.analysis import Prediction, Study, load
 from bsweep.report.document import document
 from bsweep.report.interactive import html_of
+from bsweep.report.page import html_from
 
 _HEIGHT = 900  # pixels of the page in a notebook
 
@@ -35,10 +35,10 @@ class Exploration:
             study: The study.
             prediction: A prediction for the study, whose target and objective the page shows first.
         """
-        self._study, told = study, document(study)
+        self._study, data = study, document(study)
         if prediction is not None:
-            told["chosen"] = _chosen(prediction, told["target"])
-        self._page = html_of(told)
+            data["chosen"] = _chosen(prediction, data["target"])
+        self._page = html_of(data)
 
     def __repr__(self) -> str:
         return f"The interactive page of {self._study.name}; a notebook shows it."
@@ -46,10 +46,10 @@ class Exploration:
     @cached_property
     def _picture(self) -> tuple[bytes, str] | None:
         """The study's first figure as PNG, with its caption; None if it has no figure."""
-        figure_of = next(iter(plots.figures(self._study).values()), None)
-        if figure_of is None:
+        draw = next(iter(plots.figures(self._study).values()), None)
+        if draw is None:
             return None
-        figure, buffer = figure_of(self._study), io.BytesIO()
+        figure, buffer = draw(self._study), io.BytesIO()
         figure.savefig(buffer, format="png", dpi=100)
         return buffer.getvalue(), plots.caption(figure)
 
@@ -57,17 +57,14 @@ class Exploration:
         return self._picture[0] if self._picture else None
 
     def _repr_html_(self) -> str:
-        picture, name = "", html.escape(self._study.name)
-        if self._picture:
-            data, said = base64.b64encode(self._picture[0]).decode(), html.escape(self._picture[1])
-            picture = f'<img alt="{said}" src="data:image/png;base64,{data}">'
-        # Where the frame is run, the picture goes. Browsers show no `data:` address of some MB.
-        return (
-            f'<div>{picture}<iframe title="{name}" '
-            f'srcdoc="{html.escape(self._page)}" sandbox="allow-scripts allow-downloads" '
-            f'style="width: 100%; height: {_HEIGHT}px; border: 0" '
-            "onload=\"const picture = this.parentNode.querySelector('img'); "
-            'if (picture) picture.remove()"></iframe></div>'
+        data, caption = self._picture or (b"", "")
+        return html_from(
+            "notebook.html",
+            name=self._study.name,
+            page=self._page,
+            height=_HEIGHT,
+            caption=caption,
+            picture=base64.b64encode(data).decode(),
         )
 
 
@@ -101,12 +98,12 @@ def as_html(shown: Study | Prediction) -> str:
     return shown._repr_html_() + page._repr_html_()
 
 
-def _chosen(prediction: Prediction, of_study: Mapping[str, Any] | None) -> str:
+def _chosen(prediction: Prediction, target: Mapping[str, Any] | None) -> str:
     """Return a prediction's target and objective as the fragment of a link, as far as a reader can
     choose them on the page.
     """
     chosen = {}
-    if of_study and of_study["metric"] == prediction.target.metric:
+    if target and target["metric"] == prediction.target.metric:
         chosen["target"] = f"{prediction.target.value:.12g}"
     if prediction.objective.minimize != "money":  # its price is not known
         chosen["objective"] = prediction.objective.minimize

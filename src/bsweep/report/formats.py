@@ -1,11 +1,12 @@
-"""A report's tables as Markdown, LaTeX, HTML and text for a terminal."""
+"""A report's tables as Markdown, LaTeX and text for a terminal; the pages' template has them as
+HTML.
+"""
 
 from __future__ import annotations
 
-import html
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -14,29 +15,43 @@ from bsweep.config.values import did_you_mean
 from bsweep.core.words import aligned
 
 _HEADING_WIDTH = 9  # characters in a line of a heading in LaTeX
-_MAX_ROWS = 300  # of a table on the page
 
 
 @dataclass(frozen=True)
 class Table:
+    """A table of text under headings; one without cells is a caption that says everything.
+
+    `name` ends the table's label in LaTeX and the name of its file.
+    """
+
     caption: str
-    cells: pd.DataFrame  # text under headings; empty if the caption says everything
-    name: str = ""  # ends the table's label in LaTeX and the name of its file
+    cells: pd.DataFrame
+    name: str = ""
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The headings, and then the rows."""
+        return [[*map(str, row)] for row in (self.cells.columns, *self.cells.to_numpy())]
+
+    @property
+    def are_numbers(self) -> list[bool]:
+        """For each column True if it holds numbers, which are aligned on the right."""
+        columns = self.cells.map(str).items()
+        return [bool(values.str.fullmatch(_NUMBERS).all()) for _, values in columns]
+
+
+_NUMBERS = r"-|[\d.,/e+-]+( ± .*|, [\d.,e+-]+| to [\d.,e+-]+)?"
 
 
 def as_markdown(title: str, tables: Sequence[Table]) -> str:
     blocks = [f"# {title}\n"]
     for table in tables:
-        if table.cells.empty:
-            blocks.append(f"{table.caption}\n")
-            continue
-        lines = [
-            f"| {' | '.join(row)} |" for row in _rows(table, lambda cell: cell.replace("|", "\\|"))
-        ]
-        lines.insert(
-            1, f"| {' | '.join('---:' if numbers else ':---' for numbers in _are_numbers(table))} |"
-        )
-        blocks.append(table.caption + "\n\n" + "\n".join(lines) + "\n")
+        blocks.append(f"{table.caption}\n")
+        if len(table.cells):
+            looks = ["---:" if is_number else ":---" for is_number in table.are_numbers]
+            head, *body = ([cell.replace("|", "\\|") for cell in row] for row in table.rows)
+            lines = [f"| {' | '.join(row)} |" for row in (head, looks, *body)]
+            blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
 
 
@@ -60,92 +75,35 @@ def as_latex(title: str, tables: Sequence[Table], columns: Sequence[str] = ()) -
                 f"--columns {name}: no table has this heading."
                 f"{did_you_mean(name, [*headings])} The headings: {', '.join(headings)}"
             )
+    label = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")
     texts = {}
     for table in tables:
-        if table.cells.empty:
-            continue
-        kept = [name for name in columns if name in table.cells]
-        shown = replace(table, cells=table.cells[kept]) if kept else table
-        label = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")
-        lines = [
-            r"\begin{table}",
-            r"\centering\small\setlength{\tabcolsep}{3pt}\setlength{\belowcaptionskip}{1ex}",
-            rf"\caption{{{tex(title)}: {tex(table.caption)}}}\label{{tab:{label}-{table.name}}}",
-            _tabular(shown),
-            r"\end{table}",
-        ]
-        texts[table.name] = "\n".join(lines) + "\n"
+        if len(table.cells):
+            kept = [name for name in columns if name in table.cells]
+            shown = replace(table, cells=table.cells[kept]) if kept else table
+            caption = rf"\caption{{{tex(title)}: {tex(table.caption)}}}"
+            lines = [
+                r"\begin{table}",
+                r"\centering\small\setlength{\tabcolsep}{3pt}\setlength{\belowcaptionskip}{1ex}",
+                rf"{caption}\label{{tab:{label}-{table.name}}}",
+                f"{_tabular(shown)}\\end{{table}}\n",
+            ]
+            texts[table.name] = "\n".join(lines)
     return texts
 
 
 def _tabular(table: Table) -> str:
-    """Return the environment `tabular` of a table."""
-    looks = "".join("r" if is_number else "l" for is_number in _are_numbers(table))
-    head = map(_tex_heading, map(str, table.cells.columns), looks)
-    rows = (map(tex, map(str, row)) for row in table.cells.to_numpy())
-    lines = (" & ".join(row) + r" \\" for row in rows)
-    return "\n".join([
-        rf"\begin{{tabular}}{{{looks}}}",
-        r"\hline", " & ".join(head) + r" \\", r"\hline", *lines, r"\hline", r"\end{tabular}",
-    ])  # fmt: skip
-
-
-def as_html(
-    table: Table,
-    others: str = "The files beside this page have all rows.",
-) -> str:
-    """Return a table as HTML.
-
-    Args:
-        table: The table.
-        others: Says where the rows are that are too many for a page.
-    """
-    if table.cells.empty:
-        return f"<p>{html.escape(table.caption)}</p>"
-    shown, count = replace(table, cells=table.cells[:_MAX_ROWS]), len(table.cells)
-    head, *body = _rows(shown, html.escape)
-    looks = ["" if numbers else " class=word" for numbers in _are_numbers(table)]
-    heads = "".join(
-        f"<th scope=col{look}>{cell}</th>" for look, cell in zip(looks, head, strict=True)
-    )
-    rows = ""
-    for row in body:
-        cells = (f"<td{look}>{cell}</td>" for look, cell in zip(looks, row, strict=True))
-        rows += f"<tr>{''.join(cells)}</tr>"
-    is_text = "message" in table.cells or not any(_are_numbers(table))
-    kind = "text" if is_text else "numbers"
-    caption = table.caption
-    if count > _MAX_ROWS:
-        caption += f" The first {_MAX_ROWS} of {count} rows. {others}"
-    caption = html.escape(caption)
-    table_ = f"<table class={kind}><caption>{caption}</caption><tr>{heads}</tr>{rows}</table>"
-    return f"<div class=wide tabindex=0>{table_}</div>"
+    """Return the environment `tabular` of a table, whose rules need no package."""
+    looks = ["r" if is_number else "l" for is_number in table.are_numbers]
+    heads = [*map(_tex_heading, map(str, table.cells), looks)]
+    texts = table.cells.map(lambda cell: tex(str(cell))).set_axis(heads, axis="columns")
+    code = texts.to_latex(index=False, escape=False, column_format="".join(looks))
+    return re.sub(r"\\(top|mid|bottom)rule", r"\\hline", code)
 
 
 def as_text(table: Table) -> str:
-    lines = aligned(list(_rows(table, str)), left=[0])
+    lines = aligned(table.rows, left=[0])
     return "\n".join([textwrap.fill(table.caption, 100), "", *lines])
-
-
-def _rows(table: Table, escape: Callable[[str], str]) -> Iterator[list[str]]:
-    """Yield the heading and the rows of a table, escaped for a format."""
-    for row in (table.cells.columns, *table.cells.to_numpy()):
-        yield [escape(cell if isinstance(cell, str) else str(cell)) for cell in row]
-
-
-def _are_numbers(table: Table) -> list[bool]:
-    """Return a list with True for each column of a table that holds numbers, and False for each
-    other column.
-
-    Numbers are aligned on the right.
-    """
-    return [
-        all(
-            re.fullmatch(r"-|[\d.,/e+-]+( ± .*|, [\d.,e+-]+| to [\d.,e+-]+)?", text)
-            for text in values
-        )
-        for _, values in table.cells.items()
-    ]
 
 
 _LATEX = {

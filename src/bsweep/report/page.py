@@ -1,37 +1,54 @@
-"""The frame of every page: one HTML file, which loads nothing from elsewhere, and lists of lines.
+"""The frame of every page: one HTML file, which loads nothing from elsewhere.
 
-The content security policy of a page allows its own scripts and style by their digests, images
-within the page, and nothing else: no other script, no `eval`, no request.
+Pages are made from the templates beside this module, which escape every text. The content security
+policy of a page allows its own scripts and style by their digests, images within the page, and
+nothing else: no other script, no `eval`, no request.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from string import Template
+from typing import Any
 
-_STATIC = Path(__file__).parent / "static"
-_MAX_LINES = 4  # in a list; the others are folded away
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+_FOLDER = Path(__file__).parent
+TEMPLATES = Environment(
+    loader=FileSystemLoader(_FOLDER / "templates"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+)
+TEMPLATES.globals |= {"max_rows": 300, "max_lines": 4}  # of a table; of a list
 
 
 @cache
-def static(name: str) -> str:
-    """Return the text of a file that pages are made of, such as `page.css`."""
-    return (_STATIC / name).read_text("utf-8")
+def static(*names: str) -> str:
+    """Return the text of one or several files that pages are made of, such as `page.css`."""
+    return "".join((_FOLDER / "static" / name).read_text("utf-8") for name in names)
 
 
-def page(title: str, body: str, scripts: Sequence[str] = (), is_live: bool = False) -> str:
+def html_from(template: str, **values: Any) -> str:
+    """Return the HTML of a template, in which texts among the values are escaped."""
+    return TEMPLATES.get_template(template).render(values)
+
+
+def page(
+    template: str, title: str, scripts: Sequence[str] = (), *, is_live: bool = False, **values: Any
+) -> str:
     """Return the HTML of a page.
 
     Args:
-        title: The title, as text.
-        body: What is on the page, as HTML.
+        template: The name of the template that fills the frame.
+        title: The title of the browser's window.
         scripts: The scripts to run after it.
         is_live: Allow the scripts to ask the server that the page is from.
+        values: Further values of the template.
     """
     style = static("page.css")
     policy = [
@@ -43,46 +60,9 @@ def page(title: str, body: str, scripts: Sequence[str] = (), is_live: bool = Fal
         "base-uri 'none'",
         "form-action 'none'",
     ]
-    return _PAGE.substitute(
-        policy="; ".join(policy),
-        title=html.escape(title),
-        style=style,
-        body=body,
-        scripts="".join(f"<script>{script}</script>\n" for script in scripts),
-    )
+    frame = {"title": title, "policy": "; ".join(policy), "style": style, "scripts": scripts}
+    return html_from(template, is_live=is_live, **frame, **values)
 
 
 def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def headlines(lines: Iterable[str]) -> str:
-    """Return lines as the paragraphs that a page begins with."""
-    return "\n".join(f"<p class=headline>{html.escape(line)}</p>" for line in lines)
-
-
-def as_list(title: str, lines: Sequence[str], kind: str) -> str:
-    """Return an HTML section with a title and a list of lines; an empty text if there are no lines.
-
-    The lines after the fourth are folded away.
-    """
-    items = [f"<li>{html.escape(line)}</li>" for line in lines]
-    shown, rest = "".join(items[:_MAX_LINES]), "".join(items[_MAX_LINES:])
-    more = (
-        f"<details><summary>{len(lines) - _MAX_LINES} more</summary><ul>{rest}</ul></details>"
-        if rest
-        else ""
-    )
-    head = f"<section class={kind}><h2>{html.escape(title)}</h2>"
-    return f"{head}<ul>{shown}</ul>{more}</section>" if lines else ""
-
-
-_PAGE = Template("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="$policy">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>$style</style></head><body>
-$body
-$scripts</body></html>
-""")

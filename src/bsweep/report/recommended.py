@@ -4,7 +4,7 @@ learning rates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -16,6 +16,7 @@ from bsweep.analysis.cell_tables.keys import RATES
 from bsweep.analysis.study import naming
 from bsweep.analysis.study.columns import heading, spoken
 from bsweep.analysis.study.numbers import number, setting_text, spread
+from bsweep.core.words import joined
 from bsweep.report.formats import Table
 
 _CELLS = (
@@ -30,14 +31,6 @@ _LARGER = (
     "are on the study's own links. Knee: from there on, more workers bring less than half of the "
     "speed that they cost."
 )
-_PARTS = {  # in words, each part of a predicted time
-    "fixed": "fixed cost",
-    "computing": "computing",
-    "large_batch": "large batch",
-    "exchange": "exchange",
-    "bubble": "bubble",
-    "waiting": "waiting",
-}
 _RATES = (
     "The best learning rate of each cell that ran with several rates, by {}: the rate with which "
     "the smallest share of seeds diverges or misses the target; ties go to the rate with the best "
@@ -57,7 +50,7 @@ def recommended(study: Study) -> Iterator[Table]:
         yield Table(caption, _table(cells, _cell), "predicted")
     if len(curves := analysis.larger_clusters(study)):
         caption = _LARGER.format(plots.targets_in_words(curves))
-        yield Table(caption, _table(curves, _of_curve), "larger-clusters")
+        yield Table(caption, _table(curves, _curve), "larger-clusters")
     if len(rows := tuning.rates(study)):
         yield _rates(study, rows[rows["num_rates"] > 1])
 
@@ -67,81 +60,79 @@ def _rates(study: Study, table: pd.DataFrame) -> Table:
     its rates.
     """
     apart = [name for name in analysis.levels(table) if name not in RATES]
-    shown = [
-        name
-        for name in apart
-        if table.index.get_level_values(name).nunique() > 1 or name == "local_batch"
-    ]
-    name = naming.heading(study.runs, table["metric"].iloc[0])
+    levels = [name for name in apart if name in analysis.varying(table) or name == "local_batch"]
+    score = naming.heading(study.runs, table["metric"].iloc[0])
     rows = []
-    for key, of in table.groupby(level=apart):
-        if (best := of[of["is_best"]]).empty:
+    for key, rates in table.groupby(level=apart):
+        if (best := rates[rates["is_best"]]).empty:
             continue
-        one, where = best.iloc[0], dict(zip(apart, key, strict=True))
-        rates = ", ".join(f"{rate:.3g}" for rate in sorted(of["learning_rate"].unique()))
-        scores = (
-            spread(*row)
-            for row in of[["score", "score_ci95", "score_points"]].itertuples(index=False)
-        )
+        cell, settings = best.iloc[0], dict(zip(apart, key, strict=True))
+        columns, tried = rates[["score", "score_ci95", "score_points"]], {*rates["learning_rate"]}
+        scores = [spread(*row) for row in columns.itertuples(index=False)]
         rows.append({
-            **{heading(level): spoken(level, setting_text(where[level])) for level in shown},
-            "seeds": str(one["n"]),
-            "best learning rate": f"{one['learning_rate']:.3g}",
-            name: spread(one["score"], one["score_ci95"], one["score_points"]),
-            "rates that were run": rates,
-            "the best is the last": one["at_edge"] or "no",
-            f"{name} at each": "; ".join(scores),
+            **{heading(level): spoken(level, setting_text(settings[level])) for level in levels},
+            "seeds": str(cell["n"]),
+            "best learning rate": f"{cell['learning_rate']:.3g}",
+            score: spread(cell["score"], cell["score_ci95"], cell["score_points"]),
+            "rates that were run": ", ".join(f"{rate:.3g}" for rate in sorted(tried)),
+            "the best is the last": cell["at_edge"] or "no",
+            f"{score} at each": "; ".join(scores),
         })  # fmt: skip
     return Table(_RATES.format(tuning.best_by(study)), pd.DataFrame(rows), "rates")
 
 
-def _table(rows: pd.DataFrame, row: Any) -> pd.DataFrame:
-    shown = pd.DataFrame(
-        [row({str(name): value for name, value in one.items()}) for one in rows.to_dict("records")]
-    )
+def _table(rows: pd.DataFrame, text_of: Callable[[dict[str, Any]], dict[str, str]]) -> pd.DataFrame:
+    cells: list[dict[Any, Any]] = rows.to_dict("records")
+    texts = pd.DataFrame(map(text_of, cells))
     if (rows["where"] != "").any():
-        shown.insert(0, "part", rows["where"].to_numpy())
-    return shown
+        texts.insert(0, "part", rows["where"].to_numpy())
+    return texts
+
+
+def _interval(cell: dict[str, Any]) -> str:
+    return f"{number(cell['seconds_low'])} to {number(cell['seconds_high'])}"
 
 
 def _cell(cell: dict[str, Any]) -> dict[str, str]:
-    runs = (
-        f"{cell['num_reached']} of {cell['num_runs']} reached"
-        if cell["num_runs"]
-        else "not measured"
+    reached = f"{cell['num_reached']} of {cell['num_runs']} reached"
+    bottleneck = {"fixed": "fixed cost"}.get(
+        cell["bottleneck"], cell["bottleneck"].replace("_", " ")
     )
-    notes = ["simulated"] * bool(cell["is_simulated"])
-    notes += ["extrapolated"] * bool(cell["is_extrapolated"]) + [cell["problem"]] * bool(
-        cell["problem"]
-    )
+    notes = [
+        reached if cell["num_runs"] else "not measured",
+        "simulated" * bool(cell["is_simulated"]),
+        "extrapolated" * bool(cell["is_extrapolated"]),
+        cell["problem"],
+    ]
     return {
         "global batch": str(cell["global_batch"]),
         "workers": str(cell["num_workers"]),
         "time (s)": number(cell["seconds"]),
-        "90 % interval (s)": f"{number(cell['seconds_low'])} to {number(cell['seconds_high'])}",
+        "90 % interval (s)": _interval(cell),
         "worker-seconds": number(cell["worker_seconds"]),
         "steps": f"{cell['steps']:.0f}",
         "step (s)": number(cell["step_seconds"]),
-        "bottleneck": f"{_PARTS[cell['bottleneck']]}, {100 * cell['bottleneck_share']:.0f} %",
+        "bottleneck": f"{bottleneck}, {100 * cell['bottleneck_share']:.0f} %",
         "on the front": f"{cell['probability_on_front']:.2f}",
         "best": f"{cell['probability_best']:.2f}",
-        "runs": "; ".join([runs, *notes]),
+        "runs": joined(notes, "; "),
     }
 
 
-def _of_curve(cell: dict[str, Any]) -> dict[str, str]:
-    notes = ["simulated" if cell["is_simulated"] else "not simulated"]
-    notes += ["knee"] * cell["is_knee"]
-    notes += ["above the critical batch size"] * cell["is_above_critical"]
+def _curve(cell: dict[str, Any]) -> dict[str, str]:
+    notes = [
+        "simulated" if cell["is_simulated"] else "not simulated",
+        "knee" * bool(cell["is_knee"]),
+        "above the critical batch size" * bool(cell["is_above_critical"]),
+    ]
     money = {} if pd.isna(cell["money"]) else {"money": number(cell["money"])}
     return {
         "network": cell["network"],
         "workers": str(cell["num_workers"]),
         "global batch": str(cell["global_batch"]),
         "time (s)": number(cell["seconds"]),
-        "90 % interval of time (s)": f"{number(cell['seconds_low'])} to "
-        f"{number(cell['seconds_high'])}",
+        "90 % interval of time (s)": _interval(cell),
         "worker-hours": number(cell["worker_hours"]),
         **money,
-        "notes": "; ".join(notes),
+        "notes": joined(notes, "; "),
     }

@@ -1,5 +1,5 @@
-"""The tables that the page shows of a study of models split over workers: those of the figures of
-`bsweep.plots.splitting`, cell by cell.
+"""The tables that the page shows of a study of models split over workers: those of the figures
+`time_by_split` and `memory_by_worker`, cell by cell.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ import pandas as pd
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.cell_tables import split_models as tables
+from bsweep.analysis.cell_tables import split_models
 from bsweep.analysis.cell_tables.keys import cell_keys, keyed
 from bsweep.analysis.study.naming import words
 from bsweep.core.words import joined
 from bsweep.plots import in_order
-from bsweep.plots.splitting import MEGA
+
+_PARTS = {  # of a worker's memory, in words
+    "parameter_bytes": "parameters",
+    "gradient_bytes": "gradients",
+    "optimizer_bytes": "optimizer state",
+    "stashed_bytes": "older weights",
+}
 
 
 def splits(study: Study) -> dict[str, Any]:
@@ -29,59 +35,64 @@ def splits(study: Study) -> dict[str, Any]:
         `cell_of_run`, the name of each run's cell. Empty for a study whose workers hold whole
         models.
     """
-    found = {"ways": _ways(study), "memory": _memory(study)}
-    if not any(map(len, found.values())):
+    ways, memory = split_models.ways(study), split_models.worker_memory(study)
+    if ways.empty and memory.empty:
         return {}
-    of_runs = keyed(study.runs).set_index(cell_keys(study.runs))
-    return {
-        **{
-            name: {str(column): [*table[column]] for column in table}
-            for name, table in found.items()
-        },
-        "cell_of_run": _cells(study, of_runs),
+    tables = {
+        "ways": _ways(study, ways) if len(ways) else _NONE,
+        "memory": _memory(study, memory) if len(memory) else _NONE,
     }
+    runs = keyed(study.runs).set_index(cell_keys(study.runs))
+    columns = {name: table.to_dict("list") for name, table in tables.items()}
+    return {**columns, "cell_of_run": _cells(study, runs)}
+
+
+_NONE = pd.DataFrame(columns=["cell", "row"])
 
 
 def _cells(study: Study, table: pd.DataFrame) -> list[str]:
     """Return the names of the cells of a table's rows, which differ wherever cells differ."""
     known = analysis.cells(study.runs)
-    names = tables.names(known, ["variant", *(n for n in analysis.levels(known) if n != "variant")])
-    of_cell = dict(zip(known.index, names, strict=True))
     keys = analysis.levels(known)
+    shown = ["variant", *(name for name in keys if name != "variant")]
+    names = dict(zip(known.index, split_models.names(known, shown), strict=True))
     places = table.index.to_frame(index=False)[keys].itertuples(index=False, name=None)
-    return [of_cell[place] for place in places]
+    return [names[place] for place in places]
 
 
-def _ways(study: Study) -> pd.DataFrame:
-    table = tables.ways(study)
-    if table.empty:
-        return table
+def _ways(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     table = in_order(study, table)
-    named = tables.ways_in_words(table)
+    named = split_models.ways_in_words(table)
     pairs = zip(table["strategy"], table["replicas"], strict=True)
-    workers = table.index.get_level_values("num_workers")
     batches = table.index.get_level_values("local_batch")
     is_one_batch = table["global_batch"].nunique() < 2
     batch_words = ["" if is_one_batch else words("local_batch", batch) for batch in batches]
+    rows = zip(pairs, batch_words, table["panel"], strict=True)
     return pd.DataFrame({
         "cell": _cells(study, table),
-        "num_workers": workers,
+        "num_workers": table.index.get_level_values("num_workers"),
         "seconds": table["train_seconds"].to_numpy(),
-        "strategy": [*table["strategy"]],
-        "way": [
-            joined([named[pair], batch, panel], ", ")
-            for pair, batch, panel in zip(pairs, batch_words, table["panel"], strict=True)
-        ],
+        "way": [joined([named[pair], batch, panel], ", ") for pair, batch, panel in rows],
         "is_fastest": table["is_fastest"].to_numpy(),
     })  # fmt: skip
 
 
-def _memory(study: Study) -> pd.DataFrame:
-    table = tables.worker_memory(study)
-    if table.empty:
-        return table
+def _memory(study: Study, table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each worker and part of its memory, in megabytes; `row` is the worker's
+    place among the bars of its cell, which stand in the middle of the cell's room.
+    """
     table = in_order(study, table)
-    amounts = {name: table[name].to_numpy() / MEGA for name in (*tables.PARTS, "peak_bytes")}
-    workers = table.index.get_level_values("worker")
-    megabytes = {name.replace("_bytes", ""): values for name, values in amounts.items()}
-    return pd.DataFrame({"cell": _cells(study, table), "worker": workers, **megabytes})
+    workers = pd.Series(table.index.get_level_values("worker"))
+    cells = pd.Series(_cells(study, table))
+    free = workers.max() - workers.groupby(cells).transform("max")
+    megabytes = (table[[*_PARTS, "peak_activation_bytes", "peak_bytes"]] / 1e6).reset_index(
+        drop=True
+    )
+    rows = megabytes.assign(cell=cells, worker=workers, row=workers + free // 2)
+    rows = rows.rename(columns={"peak_activation_bytes": "activation", "peak_bytes": "peak"})
+    kept = ["cell", "worker", "row", "activation", "peak"]
+    long = pd.concat(
+        rows[kept].assign(part=words_of_part, place=place, megabytes=rows[part])
+        for place, (part, words_of_part) in enumerate(_PARTS.items())
+    )
+    return long[long["megabytes"] > 0].sort_index(kind="stable")

@@ -5,7 +5,7 @@ words.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -16,6 +16,7 @@ from bsweep.analysis.cell_tables.split_models import kind_of_scaling
 from bsweep.analysis.study import naming
 from bsweep.analysis.study.columns import number_text, spoken
 from bsweep.analysis.study.numbers import fixed, spread
+from bsweep.core.words import joined
 from bsweep.report.formats import Table
 from bsweep.report.recommended import recommended
 
@@ -29,90 +30,66 @@ def tables(study: Study) -> Iterator[Table]:
     cells = analysis.cells(study.runs)
     yield _means(study, cells)
     yield from recommended(study)
-    speedup, no_speedup = _SPEEDUP.format(kind_of_scaling(study)), analysis.unequal_threads(cells)
+    no_speedup, speedups = analysis.unequal_threads(cells), _speedups(cells)
+    speedup = joined([_SPEEDUP.format(kind_of_scaling(study)), no_speedup])
+    idle = analysis.idle_table(study)
     others: list[tuple[str, str, pd.DataFrame]] = [
-        (
-            "batch-ratios",
-            "Ratio to the next smaller local batch, with all other settings equal.",
-            _ratios(cells),
-        ),
-        ("speed-ups", " ".join(filter(None, (speedup, no_speedup))), _speedups(cells)),
+        ("batch-ratios", _RATIO, _ratios(cells)),
+        ("speed-ups", speedup, speedups),
         ("fits", _FIT, _fits(study)),
         ("steps", _steps_caption(study), _steps(study)),
         ("servers", _SERVERS, analysis.server_loads(study)),
         ("equal-time", _EQUAL_TIME, _equal_time(study)),
     ]
     yield from (_table(study, name, caption, rows) for name, caption, rows in others if len(rows))
-    if no_speedup and _speedups(cells).empty:
+    if no_speedup and speedups.empty:
         yield Table(no_speedup, pd.DataFrame())
-    if len(idle := analysis.idle_table(study)):
+    if len(idle):
         yield idle_seconds(study, idle)
-        shares = idle[["rounds", "idle_share", "exchange_share"]]
-        yield _table(
-            study,
-            "rounds",
-            "Rounds, and the parts of the time that workers are idle or exchange data.",
-            shares,
-        )
+        yield _table(study, "rounds", _ROUNDS, idle[["rounds", "idle_share", "exchange_share"]])
 
 
 def _means(study: Study, cells: pd.DataFrame) -> Table:
     """Return the table of each cell's results, such as times, losses and accuracies."""
     values = cells[["global_batch", "n"]].astype(object)
-    rates = (
-        analysis.by_cell(study.runs)["learning_rate"].groupby(level=analysis.levels(cells)).first()
-    )
-    if rates.nunique() > 1:
+    by_cell = analysis.by_cell(study.runs).groupby(level=analysis.levels(cells))
+    if (rates := by_cell["learning_rate"].first()).nunique() > 1:
         values.insert(1, "learning_rate", rates)
     for metric in analysis.METRICS:
         if cells[metric].notna().any():
-            columns = cells[[metric, f"{metric}_ci95", f"{metric}_points"]]
-            values[metric] = [spread(*row) for row in columns.itertuples(index=False)]
-    medians = analysis.best_medians(study)
-    if "test_accuracy" in values and medians["best_median"].notna().any():
-        values.insert(
-            list(values).index("test_accuracy") + 1, "best_median", _spreads(medians, cells)
-        )
-    if (once := analysis.measured_once(study))["final_test_accuracy"].notna().any():
-        values["final_test_accuracy"] = _spreads(once, cells)
-    learned = cells["has_learned"]
-    if not learned.fillna(True).all():
+            values[metric] = _spreads(cells, metric)
+    medians, final = analysis.best_medians(study), analysis.measured_once(study)
+    has_median = "test_accuracy" in values and bool(medians["best_median"].notna().any())
+    if has_median:
+        place = list(values).index("test_accuracy") + 1
+        values.insert(place, "best_median", _spreads(medians.reindex(cells.index), "best_median"))
+    if final["final_test_accuracy"].notna().any():
+        name = "final_test_accuracy"
+        values[name] = _spreads(final.reindex(cells.index), name)
+    if not (learned := cells["has_learned"]).fillna(True).all():
         values["has_learned"] = learned.map({True: "yes", False: "no"}).fillna("-")
     if (cells["other_statuses"] != "").any():
         values["other_statuses"] = cells["other_statuses"]
-    ends = "Losses are those of the last round." if analysis.ends_in_rounds(study) else ""
-    if "best_median" in values:
-        part = naming.evaluated_part(study.runs)
-        ends = f"{ends} {_MEDIAN.format(part.capitalize())}".strip()
-    return _table(
-        study,
-        "results",
-        " ".join(filter(None, ("Results of each cell.", ends, _of_seeds(cells["n"])))),
-        values,
-    )
+    counts = set(cells["n"][cells["n"] > 0])
+    caption = [
+        "Results of each cell.",
+        "Losses are those of the last round." * analysis.ends_in_rounds(study),
+        _MEDIAN.format(naming.evaluated_part(study.runs).capitalize()) * has_median,
+        _INTERVALS * (max(counts, default=0) > 2),
+        "For two seeds both values are shown, in the order of the seeds." * (2 in counts),
+    ]
+    return _table(study, "results", joined(caption), values)
 
 
-def _spreads(means: pd.DataFrame, cells: pd.DataFrame) -> list[str]:
-    return [spread(*row) for row in means.reindex(cells.index).itertuples(index=False)]
+def _spreads(means: pd.DataFrame, name: str) -> list[str]:
+    """Return the means of a column as text, with their intervals or the values of two seeds."""
+    columns = means[[name, f"{name}_ci95", f"{name}_points"]]
+    return [spread(*row) for row in columns.itertuples(index=False)]
 
 
-def _of_seeds(n: pd.Series[int]) -> str:
-    """Return sentences for a table's caption that explain the sign ± and the pairs of values in the
-    table, each if the table has them.
-    """
-    counts = set(n[n > 0])
-    told = (
-        ["± is the half-width of the 95 % t-interval over seeds."]
-        if max(counts, default=0) > 2
-        else []
-    )
-    return " ".join(
-        [*told, "For two seeds both values are shown, in the order of the seeds."]
-        if 2 in counts
-        else told
-    )
-
-
+_INTERVALS = "± is the half-width of the 95 % t-interval over seeds."
+_RATIO = "Ratio to the next smaller local batch, with all other settings equal."
+_ROUNDS = "Rounds, and the parts of the time that workers are idle or exchange data."
 _MEDIAN = (
     "{} accuracy and loss are those of the last evaluation; the best median of three evaluations "
     "decides whether a target is reached."
@@ -122,6 +99,16 @@ _FIT = (
     "Least-squares fit of training time, a + c / local batch. The misses are the largest "
     "deviations below and above the fit, in percent of the times."
 )
+_IDLE = (
+    "Seconds that nodes are idle until the slowest one arrives to synchronise, summed over a run's "
+    "rounds; node k is the worker of rank k - 1. Rounds that the end of an epoch cuts short do not "
+    "count in a run that has whole ones."
+)
+_CHANGE = (
+    "The change of the total of a round is relative to the uniform allocation without given lists, "
+    "from runs of equal seeds if there are any."
+)
+_WITHIN = "The time that codecs compute is not separate: it is part of the exchange."
 _RING = (
     "A ring's bytes are 2 (p - 1) / p n, for p workers and n bytes of gradient. The bytes of "
     "Horovod, DDP and the native all-reduce are computed by this formula, so a ratio of 1 is not a "
@@ -152,26 +139,15 @@ def _fits(study: Study) -> pd.DataFrame:
 
 
 def _steps_caption(study: Study) -> str:
-    unit = analysis.step_unit(study)
-    of_what = (
-        "A training step"
-        if unit == "step"
-        else f"Training on {unit}, because workers take unequal steps"
-    )
-    caption = (
-        f"{of_what}: the parts of its time, and the bytes that a worker sends. Exchange is the "
-        "part that did not overlap with computing."
-    )
+    unit, steps = analysis.step_unit(study), analysis.step_times(study)
     has_codec = ~study.runs["compression"].isin(["", "none"]) & study.runs["compression"].notna()
-    steps = analysis.step_times(study)
-    is_within = has_codec.any() and steps["codec_seconds"].isna().all()
-    within = (
-        "The time that codecs compute is not separate: it is part of the exchange."
-        if is_within
-        else ""
+    step = f"Training on {unit}, because workers take unequal steps"
+    parts = (
+        f"{'A training step' if unit == 'step' else step}: the parts of its time, and the bytes "
+        "that a worker sends. Exchange is the part that did not overlap with computing."
     )
-    ring = _RING if steps["sent_of_ring"].notna().any() else ""
-    return " ".join(filter(None, (caption, within, ring)))
+    is_within = bool(has_codec.any() and steps["codec_seconds"].isna().all())
+    return joined([parts, _WITHIN * is_within, _RING * bool(steps["sent_of_ring"].notna().any())])
 
 
 def _steps(study: Study) -> pd.DataFrame:
@@ -189,13 +165,8 @@ def _equal_time(study: Study) -> pd.DataFrame:
     table = analysis.equal_time_losses(study)
     if len(table) < 2:
         return table[:0]
-    losses = zip(
-        table["train_loss"],
-        table.pop("train_loss_ci95"),
-        table.pop("train_loss_points"),
-        strict=True,
-    )
-    texts = [spread(*loss) for loss in losses]
+    texts = _spreads(table, "train_loss")
+    table = table.drop(columns=["train_loss_ci95", "train_loss_points"])
     return table.assign(train_loss=texts, num_examples=table["num_examples"].round().astype(int))
 
 
@@ -231,20 +202,8 @@ def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
 
 
 def _idle_caption(table: pd.DataFrame) -> str:
-    caption = (
-        "Seconds that nodes are idle until the slowest one arrives to synchronise, summed over a "
-        "run's rounds; node k is the worker of rank k - 1. Rounds that the end of an epoch cuts "
-        "short do not count in a run that has whole ones."
-    )
-    change = (
-        "The change of the total of a round is relative to the uniform allocation without given "
-        "lists, from runs of equal seeds if there are any."
-    )
-    is_compared = table["change"].notna().any()
-    intervals = (
-        "± is the half-width of the 95 % t-interval over seeds." if table["n"].max() > 2 else ""
-    )
-    return " ".join(filter(None, (caption, change if is_compared else "", intervals)))
+    is_compared, has_intervals = bool(table["change"].notna().any()), bool(table["n"].max() > 2)
+    return joined([_IDLE, _CHANGE * is_compared, _INTERVALS * has_intervals])
 
 
 def _table(study: Study, name: str, caption: str, rows: pd.DataFrame) -> Table:
@@ -257,41 +216,26 @@ def _table(study: Study, name: str, caption: str, rows: pd.DataFrame) -> Table:
     rows = _with_realised_batches(
         study, plots.in_order(study, rows.dropna(axis="columns", how="all"))
     )
-    varying = analysis.varying(rows)
-    shared = [
-        name
-        for name in ("num_workers", "local_batch")
-        if name in analysis.levels(rows) and name not in varying
-    ]
-    said: list[str] = (
-        [plots.words(name, rows.index.get_level_values(name)[0]) for name in shared]
-        if varying
-        else []
-    )
+    varying, levels = analysis.varying(rows), analysis.levels(rows)
+    shared = [name for name in ("num_workers", "local_batch") if name in {*levels} - {*varying}]
+    facts = [naming.words(name, rows.index.get_level_values(name)[0]) for name in shared]
+    facts = facts if varying else []
     counts = sorted(set(rows["n"]) - {0}) if "n" in rows else []
     if len(counts) == 1:
-        said, rows = (
-            [*said, "one run each" if counts == [1] else f"{counts[0]} seeds each"],
-            rows.drop(columns="n"),
-        )
+        facts.append("one run each" if counts == [1] else f"{counts[0]} seeds each")
+        rows = rows.drop(columns="n")
     if len(rows) > 1 and "global_batch" in rows and rows["global_batch"].nunique() == 1:
-        said, rows = (
-            [*said, plots.words("global_batch", rows["global_batch"].iloc[0])],
-            rows.drop(columns="global_batch"),
-        )
+        facts.append(naming.words("global_batch", rows["global_batch"].iloc[0]))
+        rows = rows.drop(columns="global_batch")
     columns = [*(varying or shared), *rows.columns]
     flat = rows.reset_index()[columns]
     text = {
         naming.heading(study.runs, str(name)): [_text(str(name), value) for value in flat[name]]
         for name in columns
     }
-    whole = " ".join(filter(None, (caption, _sentence(said))))
-    return Table(whole, pd.DataFrame(text), name)
-
-
-def _sentence(parts: Sequence[str]) -> str:
-    text = ", ".join(parts)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    sentence = ", ".join(facts)
+    sentence = f"{sentence[0].upper()}{sentence[1:]}." if facts else ""
+    return Table(joined([caption, sentence]), pd.DataFrame(text), name)
 
 
 def _with_realised_batches(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
@@ -312,4 +256,4 @@ def _with_realised_batches(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
 def _text(name: str, value: Any) -> str:
     if isinstance(value, float):
         return number_text(name, value)
-    return plots.words(name, value) if name == "variant" else spoken(name, str(value))
+    return naming.words(name, value) if name == "variant" else spoken(name, str(value))

@@ -14,14 +14,13 @@ from collections.abc import Collection
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocketClose
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEADERS = {
     "cache-control": "no-store",
-    "content-security-policy": "frame-ancestors 'none'",  # beside the page's own policy
+    "content-security-policy": "frame-ancestors 'none'",  # beside the policy within a page
     "referrer-policy": "no-referrer",  # an address has the token
     "x-content-type-options": "nosniff",
     "cross-origin-opener-policy": "same-origin",
@@ -49,27 +48,19 @@ class Guard:
         self._names, self._is_open = names, is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it with 403 or 405. WebSockets are refused."""
-        if scope["type"] == "lifespan":
-            return await self._app(scope, receive, send)
-        if scope["type"] != "http":
-            return await WebSocketClose(1008)(scope, receive, send)
+        """Answer a request, or refuse it with 403 or 405."""
 
-        async def send_with_headers(message: dict[str, object]) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = message.get("headers", [])
-                assert isinstance(given, list)
-                more = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                message = {**message, "headers": [*given, *more]}
+                MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        refusal = self._refusal(scope)
-        app: ASGIApp = self._app
-        if refusal:
+        app = self._app
+        if refusal := self._refusal(scope):
             status, why = refusal
             allow = {"allow": "GET"} if status == 405 else None
             app = PlainTextResponse(f"{why}\n", status, allow)
-        await app(scope, receive, send_with_headers)  # type: ignore[arg-type]
+        await app(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers = Headers(scope=scope)

@@ -31,7 +31,7 @@ def serve(
         study: The study's folder.
         host: The address at which to listen, or a name of it.
         port: The port; 0 takes a free one.
-        announce: A function that is called once requests are answered. It gets the addresses to
+        announce: A function that is called once requests are accepted. It gets the addresses to
             type, token included, and True if other machines reach the server.
         mix: See `bsweep.load`.
         beside: See `bsweep.load`.
@@ -49,20 +49,16 @@ def serve(
         port, is_open = listening.getsockname()[1], not own.is_loopback
         names = {"localhost", host.lower(), *(_own_names() if is_open else ())}
         guard = Guard(app, token, port, names, is_open=is_open)
-        options = {"log_level": "critical", "access_log": False, "server_header": False}
-        server = _Server(uvicorn.Config(guard, **options, timeout_graceful_shutdown=3))  # type: ignore[arg-type]
+        server = uvicorn.Server(
+            uvicorn.Config(
+                guard, log_level="critical", access_log=False, server_header=False, ws="none",
+                lifespan="off", timeout_graceful_shutdown=3,
+            )
+        )  # fmt: skip
         hosts = _own_addresses(own.version) if own.is_unspecified else [host]
         shown = [f"[{one}]" if ":" in one else one for one in hosts]
-        server.says = lambda: announce([f"http://{one}:{port}/{token}/" for one in shown], is_open)
+        announce([f"http://{one}:{port}/{token}/" for one in shown], is_open)
         server.run(sockets=[listening])
-
-
-class _Server(uvicorn.Server):
-    says: Callable[[], None]
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.says()
 
 
 def _own_names() -> set[str]:

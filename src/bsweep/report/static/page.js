@@ -11,10 +11,10 @@ const DEFAULTS = {
   price: "1", measured: "", x: "seconds", y: "", logx: "", logy: "", smooth: "0", color: "", cell: "", picked: "",
   only: "", sort: "", down: "", find: "", page: "1", hidden: "", shown: "", run: "",
 };
-const LARGER_CHARTS = ["larger_time", "larger_cost"], OWN_LINKS = "the study's own links";
-const SHAPES = ["circle", "square", "triangle-up", "cross", "diamond", "triangle-right", "triangle-down", "triangle-left"];
-const SPLIT_CHARTS = ["split_times", "split_memory"];
-const SAVED = ["map", "curves", ...LARGER_CHARTS, ...SPLIT_CHARTS];
+const SAVED = ["map", "curves", "split_times", "split_memory"];
+// Colours of Okabe and Ito, which colour-blind readers can tell apart, without black and yellow, which vanish on a dark or
+// a light page.
+const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B5A2B", "#7A7A7A"];
 const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
 let study, rows, scale;
 
@@ -31,7 +31,6 @@ const CHART_LABELS = {
   map: "Each cell", curves: "Curves",
   split_times: "Training time by workers", split_memory: "Memory of each worker",
 };
-const MEMORY_LABELS = { parameter: "parameters", gradient: "gradients", optimizer: "optimizer state", stashed: "older weights" };
 const spaced = (status) => status.replaceAll("_", " ");
 
 // What a run needs to reach a target: the rule of docs/predict.md, as in `bsweep.analysis.study.targets`.
@@ -205,22 +204,22 @@ function table(columns) {
 // Commands
 
 const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`;
-function command(row, changes = {}) {
-  const keys = study.columns.filter((one) => one.word), given = study.commands.words[study.commands.of_run[row.at]] ?? [];
-  const own = Object.fromEntries(keys.map((one) => [one.word, row[one.name]]));
+function command(row, changes = {}) {  // null if the run's own is not on record
+  const given = study.commands.words[study.commands.of_run[row?.at]];
+  if (!given) return null;
+  const own = Object.fromEntries(study.columns.filter((one) => one.word).map((one) => [one.word, row[one.name]]));
   const all = { ...own, global_batch: null, ...changes, study: study.name };  // the local batch says it
   const kept = given.filter((word) => !(word.replace(/^\++/, "").split("=")[0] in all));
   const set = Object.entries(all).filter(([, value]) => value !== null && value !== undefined && value !== "");
   return ["bsweep run", ...kept.map(quoted), ...set.map(([name, value]) => quoted(`${name}=${value}`))].join(" ");
 }
 function commandOfCell(cell, changes = {}) {
-  const here = place() ?? cell.part, alike = rows.filter((row) => row.part === here);
-  const same = alike.filter((row) => cellName(row) === cellName(cell)), near = same[0] ?? alike[0] ?? rows[0];
-  const seeds = same.map((row) => row.seed), wanted = target();
+  const alike = rows.filter((row) => row.part === (place() ?? cell.part)), same = alike.filter((row) => cellName(row) === cellName(cell));
+  const near = [...same, ...alike].find((row) => command(row)), seeds = same.map((row) => row.seed), wanted = target();
   const stop = wanted === null ? {} : { [metric() === "test_accuracy" ? "target_accuracy" : "target_loss"]: Number(wanted.toPrecision(12)) };
   return command(near, {
     num_workers: cell.num_workers, local_batch: cell.local_batch ?? cell.global_batch / cell.num_workers,
-    seed: seeds.length ? Math.max(...seeds) + 1 : near.seed, ...stop, ...changes,
+    seed: seeds.length ? Math.max(...seeds) + 1 : near?.seed, ...stop, ...changes,
   });
 }
 async function copy(text, button) {
@@ -237,9 +236,9 @@ async function copy(text, button) {
   button.textContent = said;
   setTimeout(() => { button.textContent = before; }, 1500);
 }
-const copyButton = (text) => el("button", { type: "button", onclick: (event) => copy(text, event.target) }, "Copy");
-const commandLine = (text, isWhole = !study.commands.of_run.includes(null)) => el("div", {},
-  el("div", { class: "command" }, el("code", {}, text), copyButton(text)), isWhole ? "" : el("p", { class: "note" }, "The command of some runs was not recorded. Add the settings that all runs share, such as the model and the data."));
+const commandLine = (text) => text
+  ? el("div", { class: "command" }, el("code", {}, text), el("button", { type: "button", onclick: (event) => copy(text, event.target) }, "Copy"))
+  : el("p", { class: "note" }, "No command that leads here is on record.");
 function download(name, content, type) {
   const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
   el("a", { href: address, download: name }).click();
@@ -270,12 +269,16 @@ function looks() {
       background: page, font, view: { stroke: null },
       axis: { labelColor: pale, titleColor: pale, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", gridOpacity: 0.6 },
       legend: { labelColor: ink, titleColor: pale, titleFontWeight: "normal", symbolStrokeColor: pale, symbolFillColor: pale },
-      text: { color: ink }, point: { color: ink },
+      text: { color: ink }, point: { color: ink }, range: { category: PALETTE },
     },
   };
 }
-async function draw(name, spec, data, onPick) {
-  const host = byId(name), label = host.getAttribute("aria-label"), width = host.clientWidth || 600;  // a hidden page has no width
+async function draw(name, label, spec, data, signals, onPick) {
+  const host = byId(name);
+  host.hidden = !data.length;
+  host.setAttribute("aria-label", label);
+  if (!data.length) return;
+  const width = host.clientWidth || 600;  // a hidden page has no width
   const wanted = JSON.stringify([spec, width, scale.config]);
   let chart = charts[name];
   if (chart?.wanted !== wanted || chart.host !== host) {
@@ -284,8 +287,7 @@ async function draw(name, spec, data, onPick) {
     const view = new vega.View(vega.parse(compiled, null, { ast: true }), {
       expr: vega.expressionInterpreter, renderer: "canvas", container: host, hover: false, logLevel: vega.Error,
     });
-    const hasHover = spec.params?.some((one) => one.name === "hovered");
-    chart = charts[name] = { view, wanted, host, name: spec.data.name, hasHover };
+    chart = charts[name] = { view, wanted, host, name: spec.data.name, hasHover: JSON.stringify(spec.params ?? "").includes("hovered") };
     view.description(label);  // Vega gave the chart words of its own
     host.setAttribute("role", "img");
     host.removeAttribute("aria-roledescription");
@@ -294,6 +296,7 @@ async function draw(name, spec, data, onPick) {
     view.addEventListener("mouseout", () => { tip(); hover([]); });
   }
   chart.rows = data;
+  for (const [signal, value] of Object.entries(signals ?? {})) chart.view.signal(signal, value);
   chart.view.change(chart.name, vega.changeset().remove(() => true).insert(data.map((row) => ({ ...row }))));
   await chart.view.runAsync();
 }
@@ -348,10 +351,7 @@ function renderHeader() {
   renderReader();
   const look = [state.theme, matchMedia("(prefers-color-scheme: dark)").matches].join();
   if (scale?.look !== look) scale = { look, ...looks() };
-  const counts = {};
-  for (const row of rows) counts[row.status] = (counts[row.status] ?? 0) + 1;
-  const statuses = Object.entries(counts).map(([status, n]) => `${n} ${spaced(status)}`).join(", ");
-  byId("summary").textContent = `Runs: ${statuses}`;
+  byId("summary").textContent = study.summary;
   byId("title").textContent = study.name;
   for (const name of SAVED) fill(`save-${name}`, saveButtons(name));
 }
@@ -364,21 +364,13 @@ function renderControls() {
   if (document.activeElement !== byId("price")) byId("price").value = state.price;
   byId("targets").hidden = wanted === null;
   if (wanted !== null && document.activeElement !== byId("target")) {
-    const [low, high] = targetRange(), step = 10 ** Math.floor(Math.log10((high - low || 1) / 100));
-    Object.assign(byId("target"), { min: low, max: high, step });
+    const ends = [...study.ranges[metric()], givenTarget()?.value ?? wanted], [min, max] = [Math.min(...ends), Math.max(...ends)];
+    Object.assign(byId("target"), { min, max, step: 10 ** Math.floor(Math.log10((max - min || 1) / 100)) });
     byId("target").value = wanted;
   }
   byId("target-value").textContent = wanted === null ? "" : `${scoreLabel(metric())} ${number(wanted)}`;
   byId("measured").checked = !isPredicted();
   byId("measured").disabled = !part()?.cells || isFiltered() || wanted !== givenTarget()?.value;
-}
-function targetRange() {
-  if (study.range[metric()]) return study.range[metric()];
-  const values = rows.flatMap((row) => row.curve?.[metric()] ?? []).filter(isNumber).sort((one, other) => one - other);
-  const asked = givenTarget().value, ends = [values[0] ?? asked, values.at(-1) ?? asked];
-  const found = [Math.floor(Math.min(ends[0], asked) * 100) / 100, Math.ceil(Math.max(ends[1], asked) * 100) / 100];
-  study.range[metric()] = found;
-  return found;
 }
 function cellReading(cell) {
   const lines = [cellWords(cell)];
@@ -414,8 +406,8 @@ function renderNext(found, isSaid) {
     const option = metric() === "test_accuracy" ? "--target-accuracy" : "--target-loss";
     const asks = `bsweep predict ${quoted(study.folder)} ${option} ${number(target(), 6)}`
       + (OBJECTIVE_WORDS[state.objective] ?? ` --objective cheapest --price-per-worker-hour ${state.price}`)
-      + (study.larger?.words.replace(state.objective === "money" ? / --price-per-worker-hour \S+/ : /$^/, "") ?? "");
-    fill("next", el("p", { class: "note" }, "To have the prediction made for what you chose:"), commandLine(asks, true));
+      + study.larger.replace(state.objective === "money" ? / --price-per-worker-hour \S+/ : /$^/, "");
+    fill("next", el("p", { class: "note" }, "To have the prediction made for what you chose:"), commandLine(asks));
   } else if (found?.next) {
     const cell = found.next, every = found.evaluate_every_examples, changes = every ? { evaluate_every_examples: every } : {};
     const said = every ? `${cellWords(cell)} again, with more evaluations, to measure its time to the target.` : !found.is_check ? `${cellWords(cell)}. Its result may change the recommendation, which is expected to save ${(100 * cell.gain).toFixed(1)} % of the time to the target.` : "The recommended cell itself, until it reaches the target. This shows whether the prediction holds.";
@@ -442,8 +434,6 @@ function renderWarnings() {  // of each its first sentence, which opens
 }
 async function renderMap(cells) {
   const spec = structuredClone(study.charts.map), size = new Set(cells.map((cell) => cell.global_batch)).size;
-  spec.encoding.x.title = "Global batch (examples)";
-  spec.encoding.y.title = "Workers";
   byId("map-title").textContent = `Each cell: ${OBJECTIVE_LABELS[state.objective]} to ${targetWords()}`;
   const isAll = place() === null, many = new Set(cells.map((cell) => cell.num_workers)).size > 1;
   const rowOf = (cell) => (study.parts[cell.part]?.name ?? "–") + (many ? `, Workers ${cell.num_workers}` : "");
@@ -453,8 +443,7 @@ async function renderMap(cells) {
   const numRows = new Set(cells.map(isAll ? rowOf : (cell) => cell.num_workers)).size;
   const rowHeight = innerWidth < 600 ? Math.min(44, Math.max(30, 200 / numRows)) : Math.min(64, Math.max(36, 300 / numRows));
   const wide = Math.floor((byId("map").clientWidth - (isAll ? 200 : 40)) / Math.max(1, size));
-  const room = rowHeight < 34 ? Math.min(61, wide) : wide, params = { ink: scale.ink, room };  // a low row has no second line
-  spec.params = spec.params.map((one) => ({ ...one, value: params[one.name] ?? one.value }));
+  const room = rowHeight < 34 ? Math.min(61, wide) : wide;  // a low row has no second line
   if (room < 30) {  // fewer labels than columns
     const sizes = [...new Set(cells.map((cell) => cell.global_batch))].sort(compare), every = Math.ceil(50 / Math.max(1, room));
     spec.encoding.x.axis = { values: sizes.filter((_, at) => at % every === 0) };
@@ -469,10 +458,17 @@ async function renderMap(cells) {
   fill("reading", chosen ? [
     el("p", {}, cellReading(chosen).join(": ")), commandLine(commandOfCell(chosen)),
   ] : []);
-  byId("map").setAttribute("aria-label", `Each cell. ${cells.map((cell) => cellReading(cell).join(": ")).slice(0, 60).join(". ")}`);
-  const picked = new Set([state.cell, ...rows.filter((row) => row.isShown && row.isPicked).map(cellName)]);
-  const data = cells.map((cell) => ({ ...cell, name: cellName(cell), is_picked: picked.has(cellName(cell)), row: isAll ? rowOf(cell) : "" }));
-  if (cells.length) await draw("map", spec, data, (cell) => go({ cell: cellName(cell) === state.cell ? "" : cellName(cell) }));
+  const label = `Each cell. ${cells.map((cell) => cellReading(cell).join(": ")).slice(0, 60).join(". ")}`;
+  const picked = [state.cell, ...rows.filter((row) => row.isShown && row.isPicked).map(cellName)];
+  const data = cells.map((cell) => ({ ...cell, name: cellName(cell), row: isAll ? rowOf(cell) : "" }));
+  await draw("map", label, spec, data, { ink: scale.ink, room, picked }, (cell) => go({ cell: cellName(cell) === state.cell ? "" : cellName(cell) }));
+}
+
+function renderLarger() {
+  const lines = part()?.networks ?? [];
+  byId("larger").hidden = !lines.length;
+  fill("networks", lines.map((line) => el("p", { class: "note" }, line)));
+  if (byId("larger_clusters")) byId("larger").append(byId("larger_clusters"));  // from among the figures for papers
 }
 
 // Filters
@@ -530,8 +526,7 @@ function group(value, values) {  // a text for a legend; many numbers are binned
   const from = Math.ceil((bin * values.length) / 8), to = Math.ceil(((bin + 1) * values.length) / 8) - 1;
   return from === to ? values[from] : `${values[from]}–${values[to]}`;
 }
-function strength(row, isSome) { return row.isPicked ? 2 : isSome ? 0 : 1; }
-function pointsOf(row, isSome) {
+function pointsOf(row) {
   const xs = row.curve[state.x], ys = row.curve[yName()], keep = [];
   const every = Math.ceil(ys.length / MAX_POINTS), factor = Number(state.smooth);
   let mean = null;
@@ -542,12 +537,11 @@ function pointsOf(row, isSome) {
     if (isTaken && !(state.logx && xs[at] <= 0) && !(state.logy && (ys[at] <= 0 || mean <= 0))) keep.push({ x: xs[at], y: ys[at], smooth: mean });
   }
   const [color, dash] = [colorName(), dashName()];
-  const shared = { run: row.run_id, color: group(row[color], study.values[color]), dash: group(row[dash], study.values[dash]), strength: strength(row, isSome) };
+  const shared = { run: row.run_id, color: group(row[color], study.values[color]), dash: group(row[dash], study.values[dash]) };
   return keep.map((point, at) => ({ ...shared, ...point, is_last: at === keep.length - 1 }));
 }
 function curveSpec() {
   const spec = structuredClone(study.charts.curves);
-  spec.params.find((one) => one.name === "smoothing").value = Number(state.smooth);
   spec.encoding.x.title = AMOUNT_LABELS[state.x];
   spec.encoding.y.title = scoreLabel(yName());
   if (state.logx) spec.encoding.x.scale = { type: "log", nice: false };
@@ -556,9 +550,7 @@ function curveSpec() {
   spec.layer[2].encoding.shape.title = title(dashName());
   if (innerWidth < 700) {
     spec.height = 260;
-    spec.encoding.color.legend.orient = spec.layer[2].encoding.shape.legend.orient = "bottom";
-    Object.assign(spec.encoding.color.legend, { columns: 4 });
-    Object.assign(spec.layer[2].encoding.shape.legend, { columns: 4 });
+    for (const one of [spec.encoding.color, spec.layer[2].encoding.shape]) Object.assign(one.legend, { orient: "bottom", columns: 4 });
   }
   return spec;
 }
@@ -573,12 +565,9 @@ async function renderCurves(shown) {
   const known = shown.filter((row) => row.curve), drawn = nearest(known, MAX_CURVES);
   const first = drawn.length < known.length ? ` To see other runs, filter the runs or select some.` : ` Click a curve to select its run.`;
   byId("curves-say").textContent = known.length ? `Runs with a curve here: ${drawn.length} of ${known.length}.` + first : "None of the shown runs was evaluated.";
-  const isSome = drawn.some((row) => row.isPicked), order = new Map(rows.map((row, at) => [row.run_id, at]));
-  drawn.sort((one, other) => order.get(one.run_id) - order.get(other.run_id));
-  const points = drawn.flatMap((row) => pointsOf(row, isSome));
-  byId("curves").hidden = !points.length;
-  byId("curves").setAttribute("aria-label", `Curves. ${byId("curves-say").textContent}`);
-  if (points.length) await draw("curves", curveSpec(), points, (point) => toggle(point.run));
+  const points = drawn.sort((one, other) => one.at - other.at).flatMap(pointsOf);
+  const picked = drawn.filter((row) => row.isPicked).map((row) => row.run_id);
+  await draw("curves", `Curves. ${byId("curves-say").textContent}`, curveSpec(), points, { smoothing: Number(state.smooth), picked }, (point) => toggle(point.run));
 }
 function toggle(id) {
   const ids = new Set(list("picked"));
@@ -659,82 +648,26 @@ function chooseColumn(name, isOn) {
   go({ hidden: (isOn ? hidden : [...hidden, name]).join("\n"), shown: (isOn ? [...also, name] : also).join("\n") });
 }
 
-// Larger clusters: simulated networks over workers
-
-async function renderLarger() {
-  const curves = study.parts.length ? part()?.larger : null;
-  byId("larger").hidden = !curves;
-  if (!curves) return;
-  const lineOf = (row) => row.network === OWN_LINKS ? OWN_LINKS : `${row.network}, simulated`;
-  const told = table(curves), price = state.objective === "money" ? Number(state.price) : study.larger.price;
-  for (const name of LARGER_CHARTS) {
-    const factor = (row) => name === "larger_time" ? 1 : row.num_workers / 3600 * (price ?? 1);
-    const title = name === "larger_time" ? "time to target (s)" : price ? "money to target" : "worker-hours to target";
-    const spec = structuredClone(study.charts[name]);
-    for (const one of [spec.encoding.color, spec.layer.find((layer) => layer.encoding?.shape).encoding.shape]) {
-      Object.assign(one, { legend: { ...one.legend, columns: innerWidth < 700 ? 1 : 2 } });
-    }
-    spec.encoding.x.title = "Workers";
-    for (const one of [spec, ...spec.layer]) if (one.encoding?.y?.field) one.encoding.y.title = title;
-    byId(`${name}-title`).textContent = title;
-    byId(name).setAttribute("aria-label", `Larger clusters. ${title}`);
-    await draw(name, spec, told.map((row) => ({
-      num_workers: row.num_workers, line: lineOf(row), value: factor(row) * row.seconds,
-      low: factor(row) * row.seconds_low, high: factor(row) * row.seconds_high,
-      is_dashed: row.network !== OWN_LINKS, is_knee: row.is_knee, is_wall: row.is_wall,
-      tip: `${lineOf(row)}\n${cellWords({ ...row, part: place() })}\n${title}: ${number(factor(row) * row.seconds)}`,
-    })));
-  }
-  fill("larger-says", part().networks.map((line) => el("p", { class: "note" }, line)));
-}
-
 // Ways of splitting a model: the cells of the runs that are shown
 
 async function renderSplits(shown) {
   const { splits } = study;
   byId("splits").hidden = !splits.cell_of_run;
   if (!splits.cell_of_run) return;
-  const cells = new Set(shown.map((row) => String(splits.cell_of_run[row.at])));
-  const of = (name) => Object.keys(splits[name]).length ? table(splits[name]).filter((row) => cells.has(row.cell)) : [];
-  const legend = { orient: "bottom", columns: innerWidth < 700 ? 1 : 3, labelLimit: 300 };
-  const ways = of("ways").map((row) => ({ ...row, tip: `${row.cell}\ntraining time (s): ${number(row.seconds)}` }));
-  const times = structuredClone(study.charts.split_times);
-  Object.assign(times.encoding.x, { title: "Workers" });
-  Object.assign(times.encoding.y, { title: "training time (s)" });
-  // A strategy has one colour, and each of its ways a shape.
-  const lines = [...new Map(ways.map((row) => [row.way, row]))].map(([way, row]) => [way, row.strategy]);
-  const strategies = [...new Set(lines.map(([, strategy]) => strategy))], palette = times.encoding.color.scale.range;
-  const shapes = lines.map((_, at) => SHAPES[at % SHAPES.length]);
-  const colors = strategies.map((_, at) => palette[at % palette.length]);
-  Object.assign(times.encoding.color, { legend, scale: { domain: lines.map(([way]) => way), range: lines.map(([, strategy]) => colors[strategies.indexOf(strategy)]) } });
-  Object.assign(times.layer[1].encoding.shape, { legend, scale: { domain: lines.map(([way]) => way), range: shapes } });
-  await drawIfAny("split_times", times, ways.filter((row) => row.is_fastest));
-  const memory = structuredClone(study.charts.split_memory), parts = ["parameter", "gradient", "optimizer", "stashed"];
-  memory.encoding.x.title = "memory (MB)";
-  const isNarrow = innerWidth < 700;
-  memory.encoding.color.legend.columns = isNarrow ? 2 : 4;
-  memory.encoding.y.axis = isNarrow ? { labelLimit: 160, labelFontSize: 10, labelExpr: "split(datum.label, '\\n')" } : { labelLimit: 440 };
-  const held = of("memory").map((row) => ({ ...row, cell: isNarrow ? broken(row.cell, 24) : row.cell }));
-  const most = Math.max(1, ...held.map((row) => row.worker + 1)), names = [...new Set(held.map((row) => row.cell))];
-  memory.height = names.length * Math.max(8 + 6 * most, 8 + 12 * Math.max(...names.map((name) => name.split("\n").length)));
-  memory.encoding.yOffset.scale = { domain: [...Array(most).keys()] };
-  const above = (cell) => Math.floor((most - held.filter((row) => row.cell === cell).length) / 2);  // places that stay empty
-  await drawIfAny("split_memory", memory, held.flatMap((row) => parts.filter((part) => row[part] > 0).map((part) => ({
-    name: row.cell, worker: row.worker, row: row.worker + above(row.cell), part: MEMORY_LABELS[part], place: parts.indexOf(part), megabytes: row[part],
-    tip: `${row.cell}\nworker ${row.worker + 1}, ${MEMORY_LABELS[part]}: ${number(row[part])} MB\nactivations: ${number(row.peak_activation)} MB\npeak: ${number(row.peak)} MB`,
-  }))));
+  const cells = new Set(shown.map((row) => splits.cell_of_run[row.at])), isNarrow = innerWidth < 700;
+  const of = (name) => table(splits[name]).filter((row) => cells.has(row.cell));
+  await draw("split_times", CHART_LABELS.split_times, study.charts.split_times, of("ways").map((row) => ({ ...row, tip: `${row.cell}\ntraining time (s): ${number(row.seconds)}` })));
+  const memory = structuredClone(study.charts.split_memory), { axis } = memory.encoding.y, held = of("memory");
+  if (isNarrow) Object.assign(axis, { labelLimit: 160, labelFontSize: 10, labelExpr: "split(datum.label, ', ')" });
+  const bars = Math.max(1, ...splits.memory.row.map((row) => row + 1)), names = [...new Set(held.map((row) => row.cell))];
+  const lines = isNarrow ? Math.max(...names.map((name) => name.split(", ").length)) : 0;
+  memory.height = names.length * Math.max(8 + 6 * bars, 8 + 12 * lines);
+  memory.encoding.yOffset.scale = { domain: [...Array(bars).keys()] };
+  if (isNarrow) memory.encoding.color.legend.columns = 2;
+  await draw("split_memory", CHART_LABELS.split_memory, memory, held.map((row) => ({
+    ...row, tip: `${row.cell}\nworker ${row.worker + 1}, ${row.part}: ${number(row.megabytes)} MB\nactivations: ${number(row.activation)} MB\npeak: ${number(row.peak)} MB`,
+  })));
 }
-function broken(text, most) {  // lines at commas, of at most so many letters
-  const join = (lines, part) => `${lines.at(-1)}, ${part}`.length > most ? [...lines, part] : [...lines.slice(0, -1), `${lines.at(-1)}, ${part}`];
-  const [first, ...rest] = text.split(", ");
-  return rest.reduce(join, [first]).join(",\n");
-}
-async function drawIfAny(name, spec, data) {
-  byId(name).hidden = !data.length;
-  byId(name).setAttribute("aria-label", CHART_LABELS[name]);
-  if (data.length) await draw(name, spec, data);
-}
-
 // The page of one run
 
 function pairs(caption, head, lines) {
@@ -750,43 +683,35 @@ async function renderRun() {
   const other = (one) => study.values[one.name].filter((value) => value !== String(row[one.name] ?? "")).slice(0, 6).map((value) => value || "–").join(", ");
   const results = study.columns.filter((one) => one.is_result && one.name !== "message" && row[one.name] !== null && row[one.name] !== "");
   const reached = target() === null ? [] : [[`${title("to_target")} (${targetWords()})`, row.reach ? atMost(amount(row.to_target), row.reach.is_bound) : "not reached"]];
-  const events = details.events[row.run_id] ? table(details.events[row.run_id]) : [], logs = details.logs[row.run_id];
+  const events = details.events[row.run_id] ?? [], logs = details.logs[row.run_id];
   const provenance = [...Object.entries(details.provenance).map(([name, values]) => [name, values[row.at]]), ...Object.entries(details.shared_provenance)];
-  const has = {
-    "run-curves": row.curve, anatomy: details.steps[row.at],
-    noise: details.noise_scales[row.at], batches: details.batches[row.at],
-  };
-  const chart = (name, heading) => has[name] ? el("section", {}, el("div", { class: "controls" }, el("h3", {}, heading), el("span", { class: "end" }, saveButtons(name, heading))), el("div", { id: name, class: "chart", role: "img", "aria-label": heading })) : "";
+  const has = { "run-curves": row.curve, step: details.steps[row.at] };
+  const chart = (name, heading) => has[name] ? el("section", {}, el("div", { class: "controls" }, el("h3", {}, heading), el("span", { class: "end" }, saveButtons(name, heading))), el("div", { id: name, class: "chart", role: "img" })) : "";
   host.replaceChildren(...[
     back, el("h2", {}, `Run ${row.run_id}`), el("p", { class: "note" }, spaced(row.status)),
     row.message ? el("section", {}, el("h3", {}, "Message"), el("pre", { tabindex: "0" }, row.message)) : "",
-    commandLine(command(row), study.commands.of_run[row.at] !== null),
+    commandLine(command(row)),
     el("div", { class: "two" },
-      el("div", {}, chart("run-curves", "Curves"), chart("anatomy", "Seconds of a step, by epoch"), chart("noise", "Gradient noise scale"), chart("batches", "Changes of the batch")),
+      el("div", {}, chart("run-curves", "Curves"), chart("step", "Seconds of a step, by epoch")),
       el("div", {},
         pairs("Settings that differ between runs", ["Setting", "Value", "Values of other runs"], differing.map((one) => [one.heading, shownValue(row[one.name]), other(one)])),
         pairs("Results", ["Setting", "Value"], [...reached, ...results.map((one) => [one.heading, shownValue(row[one.name])])]))),
     events.length ? el("div", { class: "wide", tabindex: "0" }, pairs("Warnings and events", ["After (s)", "Event", "Message"],
-      events.map((one) => [number(one.since_start_seconds), one.event, one.message]))) : "",
+      events.map(([seconds, ...words]) => [number(seconds), ...words]))) : "",
     logs ? el("section", {}, el("h3", {}, "Last lines of its logs"), Object.entries(logs).map(([name, text]) => el("div", {}, el("h3", {}, name), el("pre", { tabindex: "0" }, text)))) : "",
     el("details", {}, el("summary", {}, "Settings that are the same in all runs"), pairs("Configuration", ["Setting", "Value"], Object.entries(study.shared))),
     el("details", {}, el("summary", {}, "Code, versions and machine"), pairs("Code, versions and machine", ["Setting", "Value"], provenance.map(([name, value]) => [name, value ?? "–"]))),
   ].filter(Boolean));
   if (has["run-curves"]) {
     const alike = rows.filter((one) => one !== row && one.curve && cellName(one) === cellName(row) && one.part === row.part);
-    const strong = pointsOf({ ...row, isPicked: true }, false);
-    await draw("run-curves", curveSpec(), [...alike.slice(0, 20).flatMap((one) => pointsOf({ ...one, isPicked: false }, false)), ...strong],
-      (point) => go({ run: point.run }, true));
+    const signals = { smoothing: Number(state.smooth), picked: [row.run_id], pale: 0.8 };
+    await draw("run-curves", "Curves", curveSpec(), [...alike.slice(0, 20), row].flatMap(pointsOf), signals, (point) => go({ run: point.run }, true));
   }
-  if (has.anatomy) await drawAnatomy(details.steps[row.at]);
-  if (has.noise) await drawAlong("noise", "steps", "noise scale (examples)", table(details.noise_scales[row.at]).map((one) => ({ x: one.num_steps, y: one.noise_scale })));
-  if (has.batches) await drawAlong("batches", "epochs", "Global batch (examples)", table(details.batches[row.at]).map((one) => ({ x: one.epochs_done, y: one.global_batch })));
+  if (has.step) await drawStep(details.steps[row.at]);
 }
 const STEP_PARTS = [["compute_seconds", "computing"], ["codec_seconds", "coding"], ["exposed_exchange_seconds", "exchange, not overlapped"], ["wait_seconds", "waiting for others"]];
-async function drawAnatomy(steps) {
-  const spec = structuredClone(study.charts.anatomy), parts = [];
-  spec.encoding.x.title = "Epoch";
-  const unit = study.details.step_unit;
+async function drawStep(steps) {
+  const spec = structuredClone(study.charts.step), parts = [], unit = study.details.step_unit;
   spec.encoding.y.title = unit === "step" ? "seconds of a step" : `seconds of ${unit}`;
   for (const one of table(steps)) {
     const known = STEP_PARTS.filter(([name]) => isNumber(one[name])), isSplit = isNumber(one.compute_seconds);
@@ -794,13 +719,7 @@ async function drawAnatomy(steps) {
       if (one[name] > 0) parts.push({ epoch: one.epoch, part: word, seconds: one[name] });
     }
   }
-  await draw("anatomy", spec, parts);
-}
-async function drawAlong(name, x, y, points) {
-  const spec = structuredClone(study.charts.along);
-  spec.encoding.x.title = x;
-  spec.encoding.y.title = y;
-  await draw(name, spec, points.filter((point) => isNumber(point.y)));
+  await draw("step", "Seconds of a step, by epoch", spec, parts);
 }
 
 // The whole
@@ -820,11 +739,12 @@ async function render() {
     const cells = isPredicted() ? predictedCells() : target() === null ? [] : measuredCells(shown);
     renderControls();
     renderAnswer(cells);
+    renderLarger();
     renderFilters();
     renderTable(shown);
     await renderMap(cells);
     document.body.dataset.answered = "yes";
-    for (const draw of [renderLarger, renderCurves, renderSplits]) {  // the browser shows what is there, and takes what is typed
+    for (const draw of [renderCurves, renderSplits]) {  // the browser shows what is there, and takes what is typed
       await new Promise((resolve) => setTimeout(resolve));
       if (mine === drawing) await draw(shown);
     }
@@ -834,7 +754,7 @@ async function render() {
   document.body.dataset.drawn = "yes";
 }
 function update(told) {
-  study = { ...told, range: {} };
+  study = { ...told };
   rows = table(study.runs).map((row, at) => ({
     ...row, at, curve: study.curves[at], part: study.part_of_run[at],
     text: Object.values(row).map((value) => String(value ?? "")).join(" ").toLowerCase(),
@@ -887,4 +807,4 @@ async function start() {
   listen();
   await update(told);
 }
-start();
+const started = start();
