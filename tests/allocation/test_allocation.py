@@ -134,9 +134,7 @@ def test_a_knee_keeps_the_throughput() -> None:
     assert uneven.knee_batch(rates, 1, 0.9) == 64  # 0.01 s of each step are fixed
     assert uneven.knee_batch(rates, 1, 0.5) == 8  # 8 / 0.018 of 64 / 0.074
     assert uneven.knee_batch(rates, 32, 0.5) == 32
-
-
-def test_seconds_between_probed_batches_lie_on_lines() -> None:
+    # Seconds between probed batches lie on lines.
     assert worker(0.001).step_seconds(48) == pytest.approx(0.058)
     assert worker(0.001, largest=1).step_seconds(1) == pytest.approx(0.011)
 

@@ -154,10 +154,6 @@ def exchange_alone(codec: Codec, gradients: Tensor) -> Tensor:
 # What holds for every codec
 
 
-def test_every_codec_has_its_defaults() -> None:
-    assert sorted(path.stem for path in (conf_dir() / "compression").glob("*.yaml")) == NAMES
-
-
 @pytest.mark.parametrize("name", ["none", *CODECS])
 def test_nothing_is_built_for_one_worker_and_for_none(name: str) -> None:
     vector = make_vector()
@@ -227,16 +223,11 @@ def test_payloads_have_the_size_that_theory_says_whatever_the_values(name: str) 
     changes, expected = EXPECTED_BYTES[name]
     vector = make_vector()
     codec = build(name, vector, **changes)
-    for factor in (1, 0):
-        group = SimulatedGroup(Board(1))
-        codec.exchange(factor * random_gradients(vector.gradients, seed=0), group)
+    for factor in (0, 1):
+        group, gradients = SimulatedGroup(Board(1)), random_gradients(vector.gradients, seed=0)
+        codec.exchange(gradients.mul_(factor), group)
         assert group.sent_bytes == expected
-
-
-@pytest.mark.parametrize("name", CODECS)
-def test_no_gradient_stays_no_gradient(name: str) -> None:
-    vector = make_vector()
-    assert not exchange_alone(build(name, vector), torch.zeros_like(vector.gradients)).any()
+        assert bool(gradients.any()) == bool(factor), "no gradient stays no gradient"
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bsweep.core import memory, ranks
 from bsweep.core.ranks import Place
-from bsweep.data.streaming import Part
+from bsweep.data.dataset import Part
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.train import evaluation, step, worker

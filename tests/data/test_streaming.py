@@ -13,10 +13,9 @@ import torch
 
 from bsweep import data
 from bsweep.core.ranks import Place
-from bsweep.data import augment, plan, streaming
 from bsweep.data import dataset as datasets
-from bsweep.data.dataset import Dataset, placed
-from bsweep.data.streaming import Part
+from bsweep.data import plan
+from bsweep.data.dataset import Dataset, Part, placed
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.train import worker
@@ -65,7 +64,7 @@ def check(part: Part, images: torch.Tensor, indices: torch.Tensor) -> None:
 def test_streamed_steps_are_those_that_were_asked_for(
     device: torch.device, num_passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "ThreadPoolExecutor", Executor)
+    monkeypatch.setattr(datasets, "ThreadPoolExecutor", Executor)
     part, images = some_part(device)
     (executor,), num_steps = Executor.made, 5
     assert part.streams
@@ -86,7 +85,7 @@ def test_the_thread_that_fetches_uses_the_gpu_of_its_worker(
         torch.cuda, "set_device", lambda device: used.append((device, threading.get_ident()))
     )
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
-    monkeypatch.setattr(streaming, "ThreadPoolExecutor", Executor)
+    monkeypatch.setattr(datasets, "ThreadPoolExecutor", Executor)
     gpu = torch.device("cuda", 3)
     some_part(gpu)
     thread = Executor.made[0].submit(threading.get_ident).result()
@@ -106,13 +105,10 @@ def test_what_was_not_expected_is_fetched_all_the_same() -> None:
         check(part, images, indices)
     part.expect([torch.tensor([], dtype=torch.int64), torch.arange(30)])
     check(part, images, torch.arange(30))
-
-
-def test_a_part_on_its_device_is_never_copied() -> None:
-    part, images = some_part(CPU)
-    part.expect([torch.arange(4)])
-    assert not part.streams
-    check(part, images, torch.arange(4))
+    resident, images = some_part(CPU)
+    resident.expect([torch.arange(4)])
+    assert not resident.streams
+    check(resident, images, torch.arange(4))
 
 
 def synthetic() -> Dataset:
@@ -214,7 +210,7 @@ def test_a_run_on_streamed_examples_or_images_with_a_border_is_the_same_run(
 
 def on_a_gpu(dataset: Dataset, *_: object) -> Dataset:
     """The tensors that a GPU would have, on a CPU."""
-    images = augment.bordered(dataset.train_inputs, CPU)
+    images = datasets.bordered(dataset.train_inputs, CPU)
     return replace(dataset, bordered=images, train_inputs=images[..., :-1, :-1])
 
 

@@ -90,12 +90,8 @@ def test_llama_predicts_a_token_from_those_before_it() -> None:
     before, after = model(tokens), model(changed)
     torch.testing.assert_close(before[:, :7], after[:, :7], rtol=0, atol=1e-14)
     assert (before - after).abs()[:, 7:].amax(dim=-1).min() > 1e-6
-
-
-def test_llama_knows_the_order_of_tokens() -> None:
-    model = llama("llama_tiny").double()
     swapped = model(torch.tensor([[3, 5, 9]]))[0, -1] - model(torch.tensor([[5, 3, 9]]))[0, -1]
-    assert swapped.abs().max() > 1e-6
+    assert swapped.abs().max() > 1e-6, "it knows their order"
 
 
 def test_rotated_products_depend_on_distances_alone() -> None:

@@ -8,6 +8,8 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
 from bsweep.numerics.vector import Vector
 from bsweep.runlog.reading import read_records
 from bsweep.train import loop, noise_meter
+from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import CONTRACT, DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support.running import ROOT, TINY, compose, forks, popen, ran_ok, ranks
@@ -398,21 +401,19 @@ def test_a_lone_example_at_the_end_of_an_epoch_counts_nothing() -> None:
 
 def test_a_strategy_that_lets_one_worker_step_for_all_is_told() -> None:
     """All of them hear of it alike, so that nobody waits for the others."""
-    meter = noise_meter.NoiseMeter(
-        Vector(nn.Linear(4, 3)),
-        SGD([nn.Parameter(torch.zeros(1))], lr=0.1),
-        replica=1,
-        gradient_weight=1.0,
-        in_passes=False,
+    first = torch.tensor([10.0, 20.0, 160.0, 1.0, 1.0], dtype=torch.float64)
+    strategy: Any = SimpleNamespace(
+        replica=1, gradient_weight=1.0, gather=lambda own: torch.stack([first, own])
     )
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    meter = noise_meter.NoiseMeter(Vector(nn.Linear(4, 3)), optimizer, strategy)
     shares = (plan.Share(8, 1, num_passes=1), plan.Share(8, 1, num_passes=1))
     for number in range(noise_meter.RECORD_STEPS):
         meter.begin_step(shares, 16, number, has_graph=False)
         meter.before_exchange()
         meter.after_step()
-    first = torch.tensor([10.0, 20.0, 160.0, 1.0, 1.0], dtype=torch.float64)
     with pytest.raises(ValueError, match="some workers skip steps of the optimizer"):
-        meter.record(lambda own: torch.stack([first, own]))
+        meter.record(Cursor.of(torch.device("cpu"), 160))
 
 
 def test_a_monitor_says_what_it_takes() -> None:

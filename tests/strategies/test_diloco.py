@@ -18,7 +18,7 @@ from bsweep import data, models
 from bsweep.config.optimizers import SGDConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import DiLoCoConfig
-from bsweep.data import augment
+from bsweep.data.inputs import normalize
 from bsweep.runlog.reading import read_records
 from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes that `trained` starts)
     CONTRACT,
@@ -91,7 +91,7 @@ class Simulation:
             assert mean is not None
             assert std is not None
             layout: Any = {"dtype": torch.float64, "memory_format": torch.contiguous_format}
-            inputs = augment.normalize(torch.stack(crops), mean, std, **layout)
+            inputs = normalize(torch.stack(crops), mean, std, **layout)
             self.inner[rank].zero_grad()
             labels = self.dataset.train_labels[indices].long()
             F.cross_entropy(self.model(inputs), labels).backward()

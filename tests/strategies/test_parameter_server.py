@@ -28,9 +28,9 @@ from bsweep.numerics import optim
 from bsweep.numerics.vector import Slice, ranges
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json
-from bsweep.strategies import server_links, sharding
-from bsweep.strategies.server import Server
-from bsweep.strategies.server_links import Kind, LocalServer
+from bsweep.strategies import server as servers
+from bsweep.strategies import sharding
+from bsweep.strategies.server import Kind, LocalServer, Server
 from tests.strategies.test_sharding import SHARDINGS
 from tests.support.one_server_run import (
     Case,
@@ -248,7 +248,7 @@ def wait_for(condition: Callable[[], bool], timeout: float = 120) -> None:
         time.sleep(0.1)
 
 
-class Travelling(server_links.LocalRequest):
+class Travelling(servers.LocalRequest):
     """A request whose payload comes at once to where the server wants it."""
 
     travels = True
@@ -318,7 +318,7 @@ def test_a_sum_is_in_one_order_whoever_is_first(
     config, parameters = configure(*OF_FIVE, "strategy.num_servers=2"), vector.parameters
     payloads = [10.0**worker / (3 + parameters) for worker in range(5)]
     answers = [torch.zeros_like(parameters) for _ in range(5)]
-    monkeypatch.setattr(server_links, "LocalRequest", Travelling)
+    monkeypatch.setattr(servers, "LocalRequest", Travelling)
     with serving(config, tmp_path, parameters, vector.slices, number) as links:
         for wait in [
             links[worker].ask(Kind.PUSH, answers[worker], payloads[worker], learning_rate=0.5)
@@ -340,7 +340,7 @@ def test_a_server_holds_its_shard_only(tmp_path: Path, monkeypatch: pytest.Monke
     ((start, stop),) = ranges(shard)
     initial = vector.parameters[start:stop]
     payload, answer = torch.ones_like(initial), torch.zeros_like(initial)
-    monkeypatch.setattr(server_links, "LocalRequest", Travelling)
+    monkeypatch.setattr(servers, "LocalRequest", Travelling)
     gc.collect()
     before = storages_alive()
     with serving(configure(*OF_FIVE), tmp_path, initial, shard) as links:

@@ -15,10 +15,10 @@ from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.data import plan
+from bsweep.data.inputs import Inputs
 from bsweep.numerics import objective, optim
 from bsweep.numerics.vector import Vector
 from bsweep.runlog.reading import read_records
-from bsweep.train.inputs import Inputs
 from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes)
     CONTRACT,
     _end_processes,

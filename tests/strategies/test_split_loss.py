@@ -22,7 +22,8 @@ SPLIT = {
     "tensor": ("strategy=tensor", *DIVIDED),
     "pipeline": ("strategy=pipeline", "model=tiny_cnn"),
 }
-STEP, EVALUATION = ("train.step", "compute_passes", 5), ("train.evaluation", "_outputs", 2)
+STEP = ("train.step", "compute_passes", 5)
+EVALUATION = ("train.evaluation", "_scores_of_own_examples", 2)
 
 
 @pytest.mark.full(but=1)

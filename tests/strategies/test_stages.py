@@ -13,8 +13,7 @@ from torch import nn
 
 from bsweep.config.split_strategies import PipelineConfig
 from bsweep.numerics import timing
-from bsweep.numerics.activations import Activations
-from bsweep.strategies.stages import Times, balanced
+from bsweep.strategies.stages import Activations, Times, balanced
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 5])

@@ -16,8 +16,7 @@ from bsweep.compression.base import Group
 from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
-from bsweep.strategies.base import ExchangeLog
-from bsweep.strategies.summing import Summing
+from bsweep.strategies.base import ExchangeLog, Summing
 from tests.support.running import compose
 
 

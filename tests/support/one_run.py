@@ -26,7 +26,7 @@ from bsweep import batching, data, models, strategies
 from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place, inside_horovodrun
-from bsweep.data import augment
+from bsweep.data import inputs as inputs_module
 from bsweep.numerics.vector import Vector, layout
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.errors import Stopped
@@ -43,7 +43,7 @@ from tests.support.running import meeting_at
 
 _PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY, _PLAIN_WARM_UP = (
     step.train_step,
-    augment.crop_and_flip,
+    inputs_module.crop_and_flip,
     batching.build,
     warm_up_module.make_steps,
 )
@@ -109,7 +109,7 @@ def run(
     def overflowing(self: Job, loss: torch.Tensor) -> torch.Tensor:
         return _PLAIN_SCALED(self, loss) * (torch.inf if [place.rank, len(seen)] == overflow else 1)
 
-    step.train_step, augment.crop_and_flip = spying_step, spying_crop
+    step.train_step, inputs_module.crop_and_flip = spying_step, spying_crop
     Job.scaled = overflowing  # type: ignore[method-assign]
     batching.build = getattr(policies, policy) if policy else _PLAIN_POLICY
     warm_up_module.make_steps = _PLAIN_WARM_UP if warm_up else do_nothing

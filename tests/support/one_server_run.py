@@ -28,8 +28,7 @@ from bsweep.numerics.vector import Vector
 from bsweep.runlog.errors import WorkerLost, errors_reported
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies.parameter_server import ParameterServer, serve
-from bsweep.strategies.server import Server
-from bsweep.strategies.server_links import Request
+from bsweep.strategies.server import Request, Server
 from tests.support.running import meeting_at
 
 

@@ -212,7 +212,7 @@ def test_a_cursor_goes_on_from_what_it_shared() -> None:
     cursor = Cursor.of(torch.device("cpu"), 90)
     cursor.begin_epoch()
     cursor.position, cursor.step_seconds = 45, [0.5, 1.5]
-    cursor.add_evaluation((None, 0.5), "reached")
+    cursor.scores, cursor.evaluated_examples = [(None, 0.5)], cursor.num_examples
     again = Cursor.of(torch.device("cpu"), 90, **cursor.shared())
     assert again.shared() == cursor.shared()
     assert (again.epochs_done(), again.num_examples, again.ends_epoch) == (1.5, 135, False)

@@ -10,7 +10,7 @@ import torch
 import bsweep as package
 from bsweep import data
 from bsweep.config.saved import read_config
-from bsweep.data.augment import normalize
+from bsweep.data.inputs import normalize
 from bsweep.runlog.reading import read_records
 from tests.data.test_data import write_image
 from tests.study.test_run import runs, summary

@@ -22,7 +22,8 @@ from bsweep.config import user_code
 from bsweep.config.values import ConfigError
 from bsweep.core import memory
 from bsweep.core.ranks import Place
-from bsweep.measure import probe_worker, timed_steps
+from bsweep.data.inputs import Inputs
+from bsweep.measure import probe_worker
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.precision import AUTOCAST
 from bsweep.numerics.timing import StepClock
@@ -32,7 +33,6 @@ from bsweep.runlog.reading import read_json, read_records
 from bsweep.strategies import horovod
 from bsweep.strategies.horovod import HostCopies
 from bsweep.train import graph_capture, peers_check, step, warm_up, worker
-from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
 from tests.launch.test_failures import ACCELERATOR_ERROR
 from tests.support.gpus import on_gpus
@@ -212,14 +212,14 @@ def test_graphs_of_a_resumed_run_are_compared_before_it_is_loaded(
     add in varying order is larger than a tenth of them.
     """
     compared: list[Tensor] = []
-    check = graph_capture._check
+    check = graph_capture._capture_and_check
 
     def noted(job: Job, *others: Any) -> None:
         compared.append(job.vector.parameters.clone())
         check(job, *others)
 
     may_capture(replays_later)
-    monkeypatch.setattr(graph_capture, "_check", noted)
+    monkeypatch.setattr(graph_capture, "_capture_and_check", noted)
     more = ("checkpoint_every=1", "optimizer=adamw", "optimizer.lr=0.01", "epochs=3")
     config, paths = compose(*POINT, *SMALL, *more), RunPaths(tmp_path)
     at_once = worker.train(config, paths, Place()).vector.parameters.clone()
@@ -426,9 +426,9 @@ def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
 ) -> None:
     """At a batch that is not the run's own, with its passes in one graph."""
     replays: list[object] = []
-    monkeypatch.setattr(timed_steps, "NUM_STEPS", 3)
+    monkeypatch.setattr(probe_worker, "NUM_STEPS", 3)
     job = prepared(tmp_path, *SMALL, "accumulation_steps=2", "batching=schedule")
-    assert timed_steps.step_seconds(timed_steps.alone(job), 8, 1) > 0
+    assert probe_worker.step_seconds(probe_worker.alone(job), 8, 1) > 0
     assert not replays
     may_capture(calls_again(replays))
     config = replace(job.config, device="cuda")
@@ -446,8 +446,8 @@ def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
         job.graphs, job.device = copy.graphs, copy.device
 
     monkeypatch.setattr(graph_capture, "capture", capture_here)
-    by_itself = replace(timed_steps.alone(replace(job, config=config)), device=on_gpu)
-    assert timed_steps.step_seconds(by_itself, 8, 1) > 0
+    by_itself = replace(probe_worker.alone(replace(job, config=config)), device=on_gpu)
+    assert probe_worker.step_seconds(by_itself, 8, 1) > 0
     assert replays == [1, 2, 1, 1, 1, 1], "two to compare, one that is not timed, and three"
 
 
@@ -468,7 +468,7 @@ def test_a_probe_measures_nothing_after_a_capture_cost_memory(
         return 1.0
 
     may_capture(is_full)
-    monkeypatch.setattr(timed_steps, "step_seconds", seconds)
+    monkeypatch.setattr(probe_worker, "step_seconds", seconds)
     monkeypatch.setattr(probe_worker, "_limit_mebibytes", lambda _: None)
     monkeypatch.setattr(probe_worker, "_peak_flops", flops)
     probe_worker.measure(compose(*POINT, *SMALL), RunPaths(tmp_path), Place())

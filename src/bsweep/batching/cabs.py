@@ -7,8 +7,7 @@ per example, for plain SGD on a loss whose least value is about zero.
 
 from __future__ import annotations
 
-from bsweep.batching.base import RoundStats
-from bsweep.batching.changing import Decision, Measuring
+from bsweep.batching.base import Decision, Measuring, RoundStats
 from bsweep.config.batching import CABSConfig
 from bsweep.config.run import RunConfig
 from bsweep.numerics.noise_scale import DECAY, GradientNoise

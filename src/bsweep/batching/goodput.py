@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from bsweep.batching.base import RoundStats
-from bsweep.batching.changing import Decision, Measuring
+from bsweep.batching.base import Decision, Measuring, RoundStats
 from bsweep.config.batching import GoodputConfig
 from bsweep.config.run import RunConfig
 from bsweep.core import pollux

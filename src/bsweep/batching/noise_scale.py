@@ -7,8 +7,7 @@ possible number of steps and twice the least possible number of examples.
 
 from __future__ import annotations
 
-from bsweep.batching.base import RoundStats
-from bsweep.batching.changing import Decision, Measuring
+from bsweep.batching.base import Decision, Measuring, RoundStats
 from bsweep.config.batching import NoiseScaleConfig
 from bsweep.numerics.noise_scale import GradientNoise
 

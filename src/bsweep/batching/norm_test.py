@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 
-from bsweep.batching.base import RoundStats
-from bsweep.batching.changing import Decision, Measuring
+from bsweep.batching.base import Decision, Measuring, RoundStats
 from bsweep.config.batching import NormTestConfig
 from bsweep.numerics.noise_scale import GradientNoise
 

@@ -8,8 +8,7 @@ remaining factor. So after n milestones lr / B is about lr0 gamma^n / B0 in any 
 
 from __future__ import annotations
 
-from bsweep.batching.base import RoundStats
-from bsweep.batching.changing import Changing, Decision
+from bsweep.batching.base import Changing, Decision, RoundStats
 from bsweep.config.batching import RaiseInsteadOfDecayConfig
 
 

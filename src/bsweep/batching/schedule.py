@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 
-from bsweep.batching.base import RoundStats
-from bsweep.batching.changing import Changing, Decision
+from bsweep.batching.base import Changing, Decision, RoundStats
 from bsweep.config.batching import ScheduleConfig
 
 _ROUNDING = 1e-9  # so that three times 0.1 epochs count as 0.3

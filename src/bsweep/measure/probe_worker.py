@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import NoReturn, cast
@@ -16,24 +17,28 @@ from typing import NoReturn, cast
 import torch
 from torch import Tensor
 
+from bsweep import batching
 from bsweep.allocation import probes
+from bsweep.config.allocation import UniformConfig
+from bsweep.config.batching import FIXED
 from bsweep.config.run import RunConfig
-from bsweep.config.strategies import AnyStrategy
+from bsweep.config.strategies import AnyStrategy, SingleConfig
 from bsweep.core import memory
 from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
-from bsweep.measure import timed_steps
 from bsweep.numerics import optim, precision
-from bsweep.numerics.timing import seconds_of
+from bsweep.numerics.timing import StepClock, seconds_of
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.probe_file import PROBE_SCHEMA, ProbedBatch, ProbedWorker
 from bsweep.runlog.records import End
-from bsweep.train import graph_capture, worker
+from bsweep.strategies.single import Single
+from bsweep.train import graph_capture, step, warm_up, worker
 from bsweep.train.job import Job
 from bsweep.train.worker import do_nothing
 
 _OWN_BATCH_TIMES = 5  # more steps for the run's own batch, on which most allocations are based
 _MOST_SECONDS = 60.0  # for batches larger than the run's own
+NUM_STEPS, _MOST_TIMED_SECONDS = 20, 2.0  # the most timed steps of a batch, and their seconds
 _NUM_EXCHANGES = 5
 _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 
@@ -82,7 +87,7 @@ def _with_passes_of(config: RunConfig, job: Job) -> Job:
     """Return the probe's job with passes as those of the run, whose strategy may differ."""
     if not config.strategy.can.exchanges_in_passes:
         return job
-    graph = timed_steps.config_alone(config).graph
+    graph = config_alone(config).graph
     return replace(job, config=replace(job.config, graph=graph))
 
 
@@ -146,13 +151,13 @@ def _measure_batches(job: Job, own_batch: int, later_bytes: int) -> tuple[list[P
     batches: list[ProbedBatch] = []
     batch, spent = 1, 0.0
     while (
-        seconds := _step_seconds(
+        seconds := _seconds_if_it_fits(
             job, batch, later_bytes, _OWN_BATCH_TIMES if batch == own_batch else 1
         )
     ) is not None:
         batches.append(ProbedBatch(batch, seconds))
         # The wall clock is not used, because hosts may be busy.
-        spent += seconds + min(timed_steps.NUM_STEPS * seconds, timed_steps.MOST_SECONDS)
+        spent += seconds + min(NUM_STEPS * seconds, _MOST_TIMED_SECONDS)
         if batch == most:
             return batches, "examples"
         if batch >= own_batch and spent + 4 * seconds > _MOST_SECONDS:
@@ -167,7 +172,7 @@ def _measure_batches(job: Job, own_batch: int, later_bytes: int) -> tuple[list[P
     if (
         batches[-1].local_batch < middle
         and not graph_capture.lost_memory()
-        and (seconds := _step_seconds(job, middle, later_bytes)) is not None
+        and (seconds := _seconds_if_it_fits(job, middle, later_bytes)) is not None
     ):
         batches.append(ProbedBatch(middle, seconds))
     return batches, "out_of_memory"
@@ -181,7 +186,9 @@ def _next(batch: int, own_batch: int) -> int:
     return own_batch if batch < own_batch < power else power
 
 
-def _step_seconds(job: Job, local_batch: int, later_bytes: int, times: int = 1) -> float | None:
+def _seconds_if_it_fits(
+    job: Job, local_batch: int, later_bytes: int, times: int = 1
+) -> float | None:
     """Return the median seconds of a few training steps at one batch size; None if they run out of
     memory.
 
@@ -194,7 +201,7 @@ def _step_seconds(job: Job, local_batch: int, later_bytes: int, times: int = 1) 
     counted = (later_bytes + sum(tensor.nbytes for tensor in tensors)) / 2**20
     try:
         with memory.limited(limit and limit - counted):
-            seconds = timed_steps.step_seconds(timed_steps.alone(job), local_batch, times)
+            seconds = step_seconds(alone(job), local_batch, times)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -220,7 +227,7 @@ def _peak_flops(job: Job) -> float:
     dtype = precision.AUTOCAST.get(job.precision, precision.stored(job.precision))
     matrix = torch.randn(side, side, dtype=dtype, device=job.device)
     seconds = []
-    for _ in range(1 + timed_steps.NUM_STEPS):
+    for _ in range(1 + NUM_STEPS):
         seconds.append(seconds_of(lambda: matrix @ matrix, job.device))
         job.heartbeat()
     factor = job.slowdown.factor if job.slowdown else 1.0
@@ -246,6 +253,69 @@ def _exchange_seconds(job: Job) -> float:
         seconds.append(exposed + (traffic.codec_seconds or 0.0))
         job.heartbeat()
     return statistics.median(seconds[1:])
+
+
+def config_alone(config: RunConfig) -> RunConfig:
+    """Return a configuration for one worker alone, without CUDA graphs where the run's exchanges
+    within passes rule them out.
+    """
+    return replace(
+        config,
+        num_workers=1,
+        graph=config.graph and not config.strategy.can.exchanges_in_passes,
+        strategy=SingleConfig(name="single"),
+        allocation=UniformConfig(
+            name="uniform", devices=None, probe=None, local_batches=None, local_steps=None
+        ),
+    )
+
+
+def alone(job: Job) -> Job:
+    """Return a copy of this worker's training job in which the worker trains alone and exchanges
+    nothing.
+    """
+    config = config_alone(job.config)
+    strategy = Single(config, config.strategy, Place(), job.paths)
+    strategy.prepare(job.vector, job.optimizer)
+    return replace(job, config=config, place=Place(), strategy=strategy, training_model=job.model)
+
+
+def step_seconds(job: Job, local_batch: int, times: int) -> float:
+    """Time training steps of a lone worker at one batch size, and return the median seconds per
+    step.
+
+    A first step is not timed; if the run compiles its model, it is compiled before that. On a GPU
+    the steps have the CUDA graphs that a run of this batch would have.
+
+    Args:
+        job: The job of a lone worker.
+        local_batch: The examples per pass.
+        times: The factor on `NUM_STEPS` and `_MOST_TIMED_SECONDS`.
+    """
+    config = replace(job.config, local_batch=local_batch, global_batch=None, batching=FIXED)
+    job = replace(job, config=config, policy=batching.build(config))
+    if job.compiled:
+        job.compiled.forget()
+    if job.device.type == "cuda":
+        warm_up.make_steps(job)
+        graph_capture.capture(job)
+    crops = job.inputs.crops(1, config.seed)
+    examples = torch.arange(config.examples_per_step, device=job.dataset.train_labels.device)
+    job.training_model.train()
+    with job.compiling():
+        step.train_step(job, examples, examples, crops, config.accumulation_steps)
+    job.heartbeat()
+    clock, started = StepClock(job.device, []), time.monotonic()
+    for _ in range(times * NUM_STEPS):
+        with clock.step():
+            step.train_step(job, examples, examples, crops, config.accumulation_steps)
+        job.heartbeat()
+        if time.monotonic() - started > times * _MOST_TIMED_SECONDS:
+            break
+    seconds = statistics.median(clock.seconds())
+    if job.graphs:
+        job.graphs.drop()
+    return seconds
 
 
 def main() -> NoReturn:

@@ -322,9 +322,9 @@ def _start_from_weights(
     """
     if not isinstance(card, LibraryConfig) or card.weights is None:
         return
-    from bsweep.models import pretrained  # imports torch
+    from bsweep.models import library  # imports torch
 
-    weights = pretrained.fitting(card, num_classes, shape)
+    weights = library.fitting(card, num_classes, shape)
     if model:
         model.load_state_dict(weights, strict=False)
 

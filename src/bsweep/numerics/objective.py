@@ -15,6 +15,7 @@ For floating-point labels without `score` no answer counts as correct or wrong: 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from bsweep.numerics.constants import constant
 
 
 @dataclass(frozen=True)
@@ -185,3 +184,13 @@ def _kind(value: object) -> str:
         if isinstance(value, Tensor)
         else type(value).__name__
     )
+
+
+@functools.cache  # not for the latest numbers only: a CUDA graph may read any of them
+def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor () of one number, the same tensor at each call; nobody may write to it.
+
+    To fill a new one at each step would take a GPU a kernel.
+    """
+    with torch.inference_mode(False):  # An evaluation may be the first to ask for it.
+        return torch.full((), number, dtype=dtype, device=device)

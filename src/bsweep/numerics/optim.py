@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
@@ -103,25 +104,6 @@ def most_norm(optimizer: Optimizer) -> float | None:
     return most
 
 
-@contextmanager
-def most_norm_set(optimizer: Optimizer, most: float) -> Iterator[None]:
-    """Let an optimizer that has a greatest norm (`most_norm`) take another one in the block.
-
-    Args:
-        optimizer: The optimizer.
-        most: The norm; with zero, or if it is not a number, the gradient stays as it is.
-    """
-    holders = [optimizer.defaults, *optimizer.param_groups]
-    before = [holder["max_grad_norm"] for holder in holders]
-    for holder in holders:
-        holder["max_grad_norm"] = most if most > 0 else math.inf
-    try:
-        yield
-    finally:
-        for holder, norm in zip(holders, before, strict=True):
-            holder["max_grad_norm"] = norm
-
-
 def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object]]:
     if vector.by_tensor:
         return _layer_groups(config, vector)
@@ -215,30 +197,31 @@ def _decay(o: OptimizerConfig, epoch: float, progress: float) -> float:
 _ONE_CYCLE_RISE = 0.3
 
 
-def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
-    values = (value for state in optimizer.state.values() for value in state.values())
-    return [value for value in values if isinstance(value, Tensor)]
-
-
 def state_bytes(optimizer: Optimizer) -> int:
     """Return the bytes of this process's parts of an optimizer's state, such as momentum."""
-    return sum(part_of(tensor).nbytes for tensor in _state_tensors(optimizer))
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return sum(part_of(value).nbytes for value in values if isinstance(value, Tensor))
 
 
 @contextmanager
-def rates_set(optimizer: Optimizer, rates: Sequence[float]) -> Iterator[None]:
-    """Let the optimizer make its steps in the `with` block with other learning rates, one for each
-    of its groups.
+def set_within(
+    holders: Sequence[dict[str, Any]], key: str, values: Iterable[float]
+) -> Iterator[None]:
+    """Let an optimizer make its steps in the `with` block with other numbers.
+
+    Args:
+        holders: Dictionaries of the optimizer, such as its groups.
+        key: The key of the number in each of them, such as `lr`.
+        values: The number for each of them.
     """
-    groups = optimizer.param_groups
-    before = [group["lr"] for group in groups]
-    for group, rate in zip(groups, rates, strict=True):
-        group["lr"] = rate
+    before = [holder[key] for holder in holders]
+    for holder, value in zip(holders, values, strict=True):
+        holder[key] = value
     try:
         yield
     finally:
-        for group, rate in zip(groups, before, strict=True):
-            group["lr"] = rate
+        for holder, value in zip(holders, before, strict=True):
+            holder[key] = value
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

@@ -139,21 +139,6 @@ class Vector(Flat):
             tensor.data = view
             tensor.grad = _like(self.gradients[part.start : part.stop], tensor)
 
-    def whole(self, flat: Tensor, part: Slice, start: int = 0) -> Tensor:
-        """Return the tensor of one slice as a view.
-
-        Args:
-            flat: A tensor with an element for each of `parameters` from `start` on, such as a state
-                of the optimizer.
-            part: One of `slices`.
-            start: The index in `parameters` of the first element of `flat`.
-
-        Returns:
-            A tensor with the shape and the strides of the parameter.
-        """
-        tensor = self.tensors[self.slices.index(part)]
-        return _like(flat[part.start - start : part.stop - start], tensor)
-
     @contextmanager
     def reading(self, parameters: Tensor) -> Iterator[None]:
         """Let the model's tensors be views of `parameters` within the `with` block, so that passes

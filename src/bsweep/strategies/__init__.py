@@ -20,9 +20,9 @@ from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
 
 if TYPE_CHECKING:
-    from bsweep.strategies.base import InBackward, Rounds, Staged, Strategy
+    from bsweep.strategies.base import InBackward, Rounds, Staged, Strategy, Summing
 
-__all__ = ["InBackward", "Rounds", "Staged", "Strategy", "build", "serve"]
+__all__ = ["InBackward", "Rounds", "Staged", "Strategy", "Summing", "build", "serve"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from bsweep.config.allreduce import AllReduceConfig
 from bsweep.numerics.vector import Flat
+from bsweep.strategies.base import Summing
 from bsweep.strategies.groups import TorchStrategy
-from bsweep.strategies.summing import Summing
 
 
 class AllReduce(TorchStrategy, Summing):

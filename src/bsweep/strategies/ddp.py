@@ -59,7 +59,10 @@ class DDP(TorchStrategy, InBackward):
 
     def step(self) -> None:
         self._module.require_backward_grad_sync = False
-        self._count_step()
+        gradients, is_halved = self._vector.gradients, self.card.hook in ("fp16", "bf16")
+        size = gradients.numel() * (2 if is_halved else gradients.element_size())
+        num_bytes = 2 * (self.num_workers - 1) * size // self.num_workers
+        self.count(num_bytes, num_bytes)
         self._optimizer.step()
 
     def traffic(self) -> Traffic:
@@ -102,14 +105,6 @@ class DDP(TorchStrategy, InBackward):
             # torch inspects the annotations of a hook, which a lambda does not have.
             return self, lambda strategy, bucket: _mean_of_seen(strategy, bucket)
         return None, None
-
-    def _count_step(self) -> None:
-        element_bytes = (
-            2 if self.card.hook in ("fp16", "bf16") else self._vector.gradients.element_size()
-        )
-        size = self._vector.gradients.numel() * element_bytes
-        num_bytes = 2 * (self.num_workers - 1) * size // self.num_workers
-        self.count(num_bytes, num_bytes)
 
 
 def _mean_of_seen(strategy: DDP, bucket: Any) -> torch.futures.Future[Tensor]:

@@ -75,8 +75,8 @@ class DeepSpeed(TorchStrategy, InEachPass):
             self._engine.step()
 
     def rehearse(self) -> None:
-        zeros = [0.0] * len(self._optimizer.param_groups)
-        with optim.rates_set(self._optimizer, zeros):
+        groups = self._optimizer.param_groups
+        with optim.set_within(groups, "lr", [0.0] * len(groups)):
             self.step()
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:

@@ -30,8 +30,7 @@ from bsweep.config.strategies import DiLoCoConfig
 from bsweep.data.plan import Share, round_size
 from bsweep.numerics.vector import Anchor, Flat
 from bsweep.runlog.records import Round, Traffic
-from bsweep.strategies.base import Rounds
-from bsweep.strategies.summing import Summing
+from bsweep.strategies.base import Rounds, Summing
 
 _NUM_GATHERS = 8  # by which the workers' clocks are compared
 

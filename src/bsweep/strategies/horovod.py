@@ -24,11 +24,14 @@ from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import num_cores
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
-from bsweep.strategies.base import InBackward
-from bsweep.strategies.summing import Summing
+from bsweep.strategies.base import InBackward, Summing
 
 
 class Horovod(Summing, InBackward):
+    """The strategy `horovod`, whose step is that of `Summing`: it calls `exchange`, which calls
+    `sum_gradients` here or a codec, and then the optimizer's step.
+    """
+
     card: HorovodConfig
 
     def connect(self) -> None:
@@ -77,7 +80,9 @@ class Horovod(Summing, InBackward):
         for bucket in self._buckets:
             self._send(bucket)
         for bucket in self._buckets:
-            self._receive(bucket)
+            assert bucket.sum is not None
+            self._finish(*bucket.sum, self._vector.gradients[bucket.start : bucket.stop])
+            bucket.sum, bucket.num_missing = None, 0
 
     def all_reduce(self, tensor: Tensor) -> None:
         self._finish(*self._start(tensor, f"codec.{tensor.numel()}.{tensor.dtype}"), tensor)
@@ -117,11 +122,6 @@ class Horovod(Summing, InBackward):
             if self.see_part:
                 self.see_part(part)
             bucket.sum = self._start(part, f"gradient.{bucket.index}")
-
-    def _receive(self, bucket: _Bucket) -> None:
-        assert bucket.sum is not None
-        self._finish(*bucket.sum, self._vector.gradients[bucket.start : bucket.stop])
-        bucket.sum, bucket.num_missing = None, 0
 
     def _start(self, part: Tensor, name: str) -> tuple[int, Tensor]:
         """Start Horovod's sum (or Adasum) of the tensor `part` over workers.

@@ -50,8 +50,11 @@ class LocalSGD(TorchStrategy, Rounds):
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         warms_up = self._num_steps <= self.card.warmup_steps
         self._has_met = warms_up or self._num_steps % self.card.sync_every == 0 or ends_epoch
-        if self._has_met:
-            self._average()
+        if self._has_met and self.num_workers > 1:
+            parameters = self._vector.parameters
+            with self.meter.exchange(parameters):
+                self.all_reduce(parameters)
+            parameters.div_(self.num_workers)
 
     @property
     def synchronised_now(self) -> bool:
@@ -62,11 +65,3 @@ class LocalSGD(TorchStrategy, Rounds):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._num_steps = state["num_steps"]
-
-    def _average(self) -> None:
-        if self.num_workers == 1:
-            return
-        parameters = self._vector.parameters
-        with self.meter.exchange(parameters):
-            self.all_reduce(parameters)
-        parameters.div_(self.num_workers)

@@ -10,9 +10,8 @@ from bsweep.config.strategies import OwnStrategyConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
-from bsweep.strategies.base import Rounds, Strategy
+from bsweep.strategies.base import Rounds, Strategy, Summing
 from bsweep.strategies.groups import TorchStrategy
-from bsweep.strategies.summing import Summing
 
 
 def build(
@@ -63,5 +62,5 @@ def _refuse(kind: type, config: RunConfig, strategy: OwnStrategyConfig) -> None:
     if config.compression.builds and not issubclass(kind, Summing):
         raise ConfigError(
             f"compression={config.compression.name} with {target}: {name} takes no codec. Inherit "
-            "bsweep.strategies.summing.Summing, or use compression=none."
+            "bsweep.strategies.Summing, or use compression=none."
         )

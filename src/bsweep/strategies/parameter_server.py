@@ -32,8 +32,7 @@ from bsweep.runlog.records import Traffic
 from bsweep.strategies import sharding
 from bsweep.strategies.base import ExchangeLog, Rounds
 from bsweep.strategies.groups import TorchStrategy, join
-from bsweep.strategies.server import Server
-from bsweep.strategies.server_links import Kind, LocalServer, RemoteServer
+from bsweep.strategies.server import Kind, LocalServer, RemoteServer, Server
 
 _GOODBYE_SECONDS = 5
 

@@ -200,7 +200,7 @@ class PipeDream(Pipeline, Rounds):
         if self._delay > self._lag:  # a later batch goes forward with these weights
             self._versions.keep(self._versions.newest)
         self.sum_between_replicas(self._vector.gradients)
-        with optim.rates_set(self._optimizer, batch.rates):
+        with optim.set_within(self._optimizer.param_groups, "lr", batch.rates):
             self._optimizer.step()
         self._versions.add()
 

@@ -11,6 +11,7 @@ workers that hold the same stages sum their gradients at the end of a step.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -26,7 +27,6 @@ from torch.optim import Optimizer
 from bsweep import models
 from bsweep.config.split_strategies import PipelineConfig, StagedConfig
 from bsweep.numerics import optim
-from bsweep.numerics.activations import Activations
 from bsweep.numerics.timing import seconds_of
 from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.errors import worker_lost
@@ -36,7 +36,14 @@ from bsweep.strategies.base import Context, Sample, Staged
 from bsweep.strategies.ddp import exchange_lost
 from bsweep.strategies.groups import Wire
 from bsweep.strategies.splitting import Split
-from bsweep.strategies.stages import StageModule, TimedStage, Times, balanced, measured
+from bsweep.strategies.stages import (
+    Activations,
+    StageModule,
+    TimedStage,
+    Times,
+    balanced,
+    measured,
+)
 
 _MOST_SCHEDULES = 3  # that are kept, each with buffers for micro-batches of one size
 _ROUND_TRIPS = 5  # of a message, by which its seconds are measured
@@ -202,7 +209,10 @@ class Pipeline(Split, Staged):
         whole = square.clone()
         with worker_lost():
             dist.all_reduce(whole, group=self._chain)
-        with optim.most_norm_set(self._optimizer, float(most * (square / whole).sqrt())):
+        norm = float(most * (square / whole).sqrt())
+        norm = norm if norm > 0 else math.inf  # a zero or NaN leaves the gradient as it is
+        holders = [self._optimizer.defaults, *self._optimizer.param_groups]
+        with optim.set_within(holders, "max_grad_norm", [norm] * len(holders)):
             yield
 
     def rehearse(self) -> None:

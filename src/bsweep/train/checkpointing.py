@@ -52,7 +52,10 @@ class CheckpointSchedule:
 
     def __init__(self, job: Job) -> None:
         self._job, self._every = job, job.config.checkpoint_every
-        self._interval = self._first_interval()
+        self._interval = seconds_of(self._every) or float("inf")
+        if self._every == "auto":
+            num_bytes = 3 * job.vector.num_bytes  # parameters and about two optimizer states
+            self._interval = max(_LEAST_SECONDS, _TIMES_COST * num_bytes / _BYTES_PER_SECOND)
         self._saved_at = self._looked_at = time.monotonic()
         self._rounds = 0  # since the last gather of the first worker's decision
         # The rounds until the next such gather, by whether the workers are synchronised.
@@ -103,27 +106,16 @@ class CheckpointSchedule:
         now = time.monotonic()
         rate = self._rounds / max(1e-6, now - self._looked_at)
         apart = seconds_of(self._every) or _APART_SECONDS
-        proposal = [
-            self._wish(now),
-            *(max(1, int(rate * seconds)) for seconds in (_LOOK_SECONDS, apart)),
-        ]
+        wish = _SAVE if now - self._saved_at >= self._interval else _GO_ON
+        if is_stop_requested(self._job.paths):
+            wish = _STOP
+        proposal = [wish, *(max(1, int(rate * seconds)) for seconds in (_LOOK_SECONDS, apart))]
         # The answer of the first worker counts.
         wish, self._rounds_together, self._rounds_apart = map(
             int, strategy.gather(torch.tensor(proposal, dtype=torch.float64))[0].tolist()
         )
         self._rounds, self._looked_at = 0, time.monotonic()
         return wish
-
-    def _wish(self, now: float) -> int:
-        if is_stop_requested(self._job.paths):
-            return _STOP
-        return _SAVE if now - self._saved_at >= self._interval else _GO_ON
-
-    def _first_interval(self) -> float:
-        if self._every == "auto":
-            num_bytes = 3 * self._job.vector.num_bytes  # parameters and about two optimizer states
-            return max(_LEAST_SECONDS, _TIMES_COST * num_bytes / _BYTES_PER_SECOND)
-        return seconds_of(self._every) or float("inf")
 
     def _save(self, cursor: Cursor) -> float:
         begun = time.monotonic()
@@ -144,13 +136,13 @@ def save(job: Job, cursor: Cursor) -> None:
     strategy = job.strategy
     checkpoint = checkpoint_at(job.paths, cursor.epoch, cursor.position)
     problem, sha256 = "", {}
-    files = [(checkpoint.own(job.place.rank), _own_state)]
-    if job.place.rank == 0:
-        files.append((checkpoint.shared, _shared_state))
     try:
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
-        for path, state in files:
-            sha256[path.name] = tensor_files.write_tensors(state(job, cursor), path)
+        states = {checkpoint.own(job.place.rank): _own_state(job, cursor)}
+        if job.place.rank == 0:
+            states[checkpoint.shared] = _shared_state(job, cursor)
+        for path, state in states.items():
+            sha256[path.name] = tensor_files.write_tensors(state, path)
     except (OSError, RuntimeError) as error:
         traceback.print_exc()
         problem = f"{type(error).__name__}: {error}"
@@ -236,34 +228,23 @@ def load(job: Job) -> Cursor | None:
     if not names:
         return None
     checkpoint = Checkpoint(job.paths.checkpoints / names[0])
-    shared, own_state = _read(job, checkpoint)
-    is_read = shared is not None and own_state is not None
-    is_read &= job.strategy.load_elsewhere(checkpoint)
-    if not bool(job.strategy.gather(torch.tensor([is_read], dtype=torch.float64)).all()):
+    rank, strategy = job.place.rank, job.strategy
+    now = job.place.num_workers, strategy.division
+    facts = checkpoint.facts() or {"num_workers": now[0]}
+    is_alike = (facts["num_workers"], facts.get("division", "")) == now
+    ranks = [rank] if is_alike else range(facts["num_workers"])
+    paths = checkpoint.shared, *map(checkpoint.own, ranks)
+    shared, *states = map(tensor_files.read_tensors, paths)
+    is_read = strategy.load_elsewhere(checkpoint) and shared is not None and None not in states
+    if not bool(strategy.gather(torch.tensor([is_read], dtype=torch.float64)).all()):
         raise ValueError(
             f"{checkpoint.folder} cannot be read; the run's logs have the reason. Remove this "
             "folder and start the same sweep again: the run resumes from an earlier checkpoint, or "
             "starts from its beginning."
         )
     assert shared is not None
-    assert own_state is not None
+    own_state: Any = states[0] if is_alike else _state_of_another_division(states, rank)
     return _put_back(job, shared, own_state)
-
-
-def _read(job: Job, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Read a checkpoint and return two states: the one that all workers share, and this worker's
-    own.
-
-    A state is None if its file cannot be read.
-    """
-    rank, num_workers = job.place.rank, job.place.num_workers
-    facts = checkpoint.facts() or {"num_workers": num_workers}
-    shared = tensor_files.read_tensors(checkpoint.shared)
-    then = facts["num_workers"], facts.get("division", "")
-    if then != (num_workers, job.strategy.division):
-        every = [tensor_files.read_tensors(checkpoint.own(r)) for r in range(facts["num_workers"])]
-        return shared, None if None in every else _state_of_another_division(every, rank)
-    return shared, tensor_files.read_tensors(checkpoint.own(rank))
 
 
 def _state_of_another_division(states: Sequence[Any], rank: int) -> dict[str, Any]:
@@ -304,7 +285,9 @@ def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any]) -> Cursor:
         job.noise.load_state(shared["noise"], own.get("noise"))
     for state in (shared["model"], own["model"]):
         if state:
-            _put_model_back(job, state)
+            with torch.no_grad():
+                job.vector.parameters.copy_(state["parameters"])
+            job.optimizer.load_state_dict(state["optimizer"])
     if own["strategy"]:
         job.strategy.load_own_state(own["strategy"])
     if job.vector.scale:
@@ -320,9 +303,3 @@ def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any]) -> Cursor:
     cursor.totals.copy_(own["totals"])
     cursor.recent.copy_(own["recent"])
     return cursor
-
-
-def _put_model_back(job: Job, state: dict[str, Any]) -> None:
-    with torch.no_grad():
-        job.vector.parameters.copy_(state["parameters"])
-    job.optimizer.load_state_dict(state["optimizer"])

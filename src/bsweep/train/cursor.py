@@ -66,14 +66,6 @@ class Cursor:
         """
         return self.epoch - 1 + (self.position + more_examples) / self.num_train
 
-    def add_evaluation(self, scores: Scores, reached: str) -> None:
-        """Store in this cursor the loss and the accuracy that an evaluation has just measured.
-
-        Also store `reached`, the sentence that says when the target was reached, or "".
-        """
-        self.evaluated_examples, self.reached = self.num_examples, reached
-        self.scores.append(scores)
-
     def begin_epoch(self) -> None:
         """Move this cursor to the beginning of the next epoch, and set its sums of losses to
         zero.

@@ -4,24 +4,18 @@ is reached.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from bsweep.core import memory
 from bsweep.data import plan
-from bsweep.data.streaming import Part
+from bsweep.data.dataset import Part
 from bsweep.numerics.restoring import restoring
 from bsweep.runlog.measured import Evaluation
 from bsweep.runlog.records import Event
 from bsweep.strategies import Staged
 from bsweep.train.cursor import Cursor, Scores
 from bsweep.train.job import Job
-
-Evaluated = tuple[Scores, str]
-"""The loss and accuracy, and a sentence that says when the target was reached (or "")."""
 
 
 def refuse_unknown(job: Job) -> None:
@@ -54,33 +48,30 @@ def is_due(job: Job, cursor: Cursor) -> bool:
     return cursor.num_examples // every > cursor.evaluated_examples // every
 
 
-def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
-    """Evaluate the model in the middle of an epoch, and leave the model as it was.
+def within_epoch(job: Job, cursor: Cursor, epoch_seconds: float) -> None:
+    """Evaluate the model in the middle of an epoch, as `take` does, and leave the model as it was.
 
-    Return the scores and the sentence about the target, as `take` does. Each worker gets back its
-    own buffers, such as BatchNorm's statistics.
+    Each worker gets back its own buffers, such as BatchNorm's statistics.
     """
     with restoring(job.model, job.device):
-        evaluation = take(job, cursor, epoch_seconds)
+        take(job, cursor, epoch_seconds)
     job.training_model.train()
-    return evaluation
 
 
-def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
+def take(job: Job, cursor: Cursor, epoch_seconds: float) -> None:
     """Evaluate the model on the test set, or on the validation examples if the run has some, and
-    check whether the run's target is reached.
+    check whether the scores so far confirm that the run has reached its target.
 
-    If the run is evaluated within epochs too, also write a record of the evaluation.
+    A run with `stop_at_target` then ends, see `loop`. If the run is evaluated within epochs too,
+    also write a record of the evaluation.
 
     Args:
         job: This worker's job; all workers call this together.
-        cursor: The position in the run.
+        cursor: The position in the run, to which this adds the scores and, if the target is
+            reached, a sentence that says so.
         epoch_seconds: The training time of the current epoch so far, in seconds.
-
-    Returns:
-        The scores and the sentence about the target, as in `Evaluated`.
     """
-    loss, accuracy = scores = evaluate(job, job.dataset.evaluated)
+    loss, accuracy = evaluate(job, job.dataset.evaluated)
     if job.config.evaluate_every_examples:
         job.record(
             Evaluation(
@@ -93,27 +84,18 @@ def take(job: Job, cursor: Cursor, epoch_seconds: float) -> Evaluated:
                 test_accuracy=accuracy,
             )
         )
-    return scores, cursor.reached or _target_reached(job, cursor, [*cursor.scores, scores])
-
-
-def _target_reached(job: Job, cursor: Cursor, every: Sequence[Scores]) -> str:
-    """Check whether the scores of a run's evaluations confirm that it has reached its target; if
-    so, record an event and return a sentence that says so, else return "".
-
-    A run with `stop_at_target` then ends, see `loop`.
-    """
+    cursor.evaluated_examples = cursor.num_examples
+    cursor.scores.append((loss, accuracy))
     target = job.config.target
-    if target is None:
-        return ""
-    values = [scores[target.metric == "test_accuracy"] for scores in every]
-    if not target.is_confirmed_by([value for value in values if value is not None]):
-        return ""
-    reached = (
-        f"reached a {target.score} of {target.value:g}: evaluation {len(every)}, after "
-        f"{cursor.num_examples} examples ({cursor.num_steps} steps), confirms it"
-    )
-    job.record(Event(event="target_reached", message=reached))
-    return reached
+    if target is None or cursor.reached:
+        return
+    values = [scores[target.metric == "test_accuracy"] for scores in cursor.scores]
+    if target.is_confirmed_by([value for value in values if value is not None]):
+        cursor.reached = (
+            f"reached a {target.score} of {target.value:g}: evaluation {len(values)}, after "
+            f"{cursor.num_examples} examples ({cursor.num_steps} steps), confirms it"
+        )
+        job.record(Event(event="target_reached", message=cursor.reached))
 
 
 def final(job: Job) -> Scores:
@@ -140,41 +122,35 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     """Return the sums of the losses, correct answers and labels on this worker's examples of a
     part, as a float64 tensor (3,).
     """
-    dataset, num_shares = job.dataset, job.config.data_parallel_size
-    mine = plan.even_part(torch.arange(len(part)), job.strategy.replica, num_shares)
+    dataset, num_shares, strategy = job.dataset, job.config.data_parallel_size, job.strategy
+    mine = plan.even_part(torch.arange(len(part)), strategy.replica, num_shares)
     tokens = dataset.tokens_per_example
     fits = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     batches = job.config.local_batches
-    common = max(batches) if job.strategy.collective_forward else batches[job.strategy.replica]
+    common = max(batches) if strategy.collective_forward else batches[strategy.replica]
     at_once = max(fits, common)
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     # With some strategies workers exchange in every forward pass, so all make equally many.
-    longest = -(-len(part) // num_shares) if job.strategy.collective_forward else len(mine)
+    longest = -(-len(part) // num_shares) if strategy.collective_forward else len(mine)
     num_more = -(-longest // at_once) - -(-len(mine) // at_once)
+    forward = strategy.outputs if isinstance(strategy, Staged) else job.model
     job.model.eval()
     # FSDP2 would keep tensors of the inference mode, in which no later pass can train.
-    no_gradients = torch.no_grad if job.strategy.collective_forward else torch.inference_mode
+    no_gradients = torch.no_grad if strategy.collective_forward else torch.inference_mode
     # The memory limit is for training steps only.
-    with memory.unlimited(), no_gradients(), job.strategy.evaluating():
+    with memory.unlimited(), no_gradients(), strategy.evaluating():
         for examples, _ in part.batches(torch.zeros(num_more, dtype=torch.int64), 1):
             with job.autocast():
                 job.model(job.inputs.of(examples))
         for examples, labels in part.batches(mine, at_once):
             targets = job.inputs.targets(labels)
             with job.autocast():
-                outputs = _outputs(job, job.inputs.of(examples))
+                outputs = forward(job.inputs.of(examples))  # None if another worker has them
             if outputs is not None:
                 loss = job.objective.loss(outputs, targets)
                 totals += job.objective.score(loss, outputs, targets)
             job.heartbeat()
-    return totals if job.strategy.reports_sums else torch.zeros_like(totals)
-
-
-def _outputs(job: Job, inputs: Tensor) -> Any:
-    """Return the model's outputs; None if another worker has them."""
-    if isinstance(job.strategy, Staged):
-        return job.strategy.outputs(inputs)
-    return job.model(inputs)
+    return totals if strategy.reports_sums else torch.zeros_like(totals)
 
 
 # The most images or tokens in one forward pass, unless a pass of training has more; they bound the

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Sequence
 from operator import itemgetter
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from bsweep.core import memory
 from bsweep.data import plan
-from bsweep.numerics.graphs import BrokenCapture, Compute, Graph, Graphs, on_capture_stream
+from bsweep.numerics.graphs import BrokenCapture, Compute, Graphs, on_capture_stream
 from bsweep.runlog.records import Event
 from bsweep.strategies import InBackward
-from bsweep.train import halves, step
+from bsweep.train import step
 from bsweep.train.job import Job
 
 # The largest relative difference of gradients. Kernels that add in varying order differ by less,
@@ -107,24 +108,6 @@ def drop_left(job: Job, shares: tuple[plan.Share, ...]) -> None:
         job.graphs.drop()
 
 
-@dataclass(frozen=True)
-class _Size:
-    """A size of a worker's step, with so many examples and the function that computes them."""
-
-    batch: Tensor  # the indices of the examples of all workers
-    part: Tensor  # those of this worker
-    compute: Compute
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """A CUDA graph, and the gradients that it should give for some examples."""
-
-    graph: Graph
-    size: _Size
-    gradients: Tensor
-
-
 def _tried(job: Job, graphs: Graphs) -> tuple[str, int]:
     """Try to capture CUDA graphs and to compute with them, without a trace in the model.
 
@@ -141,102 +124,72 @@ def _tried(job: Job, graphs: Graphs) -> tuple[str, int]:
         return reason, _FAILED
     try:
         with job.restoring():
-            _check(job, _capture(job, graphs))
+            _capture_and_check(job, graphs)
     except RuntimeError as error:
-        return _reason(error)
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        if isinstance(error, BrokenCapture):
+            return f"the passes cannot be captured: {first}", _BROKEN
+        if memory.is_out_of_memory(error):
+            what = "there is not enough memory for graphs and for passes without them"
+        else:
+            what = "the passes cannot be captured"
+        return f"{what}: {first}", _FAILED
     return "", _KNOWN
 
 
-def _reason(error: RuntimeError) -> tuple[str, int]:
-    """Return why a worker has no graph, and how serious that is."""
-    first, *_ = str(error).splitlines() or [type(error).__name__]
-    is_broken = isinstance(error, BrokenCapture)
-    if memory.is_out_of_memory(error) and not is_broken:
-        what = "there is not enough memory for graphs and for passes without them"
-    else:
-        what = "the passes cannot be captured"
-    return f"{what}: {first}", _BROKEN if is_broken else _FAILED
-
-
-def _capture(job: Job, graphs: Graphs) -> list[_Trial]:
-    """Capture the passes of each size of step as CUDA graphs, and return a trial of each graph.
+def _capture_and_check(job: Job, graphs: Graphs) -> None:
+    """Capture the passes of each size of step as CUDA graphs, and compare their gradients with
+    those of passes without a graph. Then, while the graphs hold their memory, compute the passes of
+    a full step that will run without a graph now and then.
 
     Raises:
-        BrokenCapture: If they cannot be captured.
-    """
-    sizes, num_passes = _sizes(job), _num_passes(job)
-    crops = job.inputs.crops(0, job.config.seed)
-    with on_capture_stream(job.device):
-        # These passes come before the first graph reserves the memory of a step.
-        expected = [_gradients(job, size.compute, size.part) for size in sizes]
-        return [
-            _Trial(
-                graphs.capture(size.compute, size.part, crops, len(size.batch), num_passes),
-                size,
-                gradients,
-            )
-            for size, gradients in zip(sizes, expected, strict=True)
-        ]
-
-
-def _sizes(job: Job) -> list[_Size]:
-    """Return the sizes of a full round's steps and of the steps of an epoch's smaller last
-    round.
+        BrokenCapture: If the passes cannot be captured.
+        RuntimeError: If a graph gives other gradients, or there is not enough memory beside the
+            graphs for what runs without them (`memory.is_out_of_memory`).
     """
     shares = job.policy.of_batches(job.config.worker_batches)
-    num_train, num_passes = len(job.dataset.train_labels), _num_passes(job)
-    round_size = min(num_train, plan.round_size(shares))
-    sizes: dict[tuple[int, int], _Size] = {}
-    for batch in (job.inputs.first(size) for size in (round_size, num_train % round_size)):
-
-        def compute(part: Tensor, crops: Tensor, batch: Tensor = batch) -> Tensor:
-            return step.compute_passes(job, batch, part, crops, num_passes)
-
-        for part in filter(len, plan.local_steps(batch, job.place.rank, shares)):
-            sizes[len(part), len(batch)] = _Size(batch, part, compute)
-    return list(sizes.values())
-
-
-def _num_passes(job: Job) -> int:
-    return job.policy.of_batches(job.config.worker_batches)[job.place.rank].num_passes
-
-
-def _gradients(job: Job, compute: Compute, part: Tensor) -> Tensor:
-    """Compute the last examples instead of those of `part`, and return the gradients."""
-    torch.manual_seed(0)  # for dropout
-    compute(len(job.dataset.train_labels) - 1 - part, job.inputs.crops(1, job.config.seed))
-    return job.vector.gradients.nan_to_num(0, 0, 0)  # Some may have overflowed in fp16.
-
-
-def _check(job: Job, trials: list[_Trial]) -> None:
-    """Compare the graphs' gradients with those of passes without a graph, then try what runs
-    without a graph beside them.
-
-    Raises:
-        RuntimeError: If a graph gives other gradients, or there is not enough memory beside the
-            graphs for what runs without them.
-    """
-    for trial in trials:
-        gradients = _gradients(job, trial.graph.replay, trial.size.part)
-        if (gradients - trial.gradients).norm() > _TOLERANCE * trial.gradients.norm():
+    num_passes, crops = shares[job.place.rank].num_passes, job.inputs.crops(0, job.config.seed)
+    steps = [
+        (functools.partial(step.compute_passes, job, batch, num_passes=num_passes), batch, examples)
+        for batch, examples in _sizes(job, shares)
+    ]
+    with on_capture_stream(job.device):
+        # These passes come before the first graph reserves the memory of a step.
+        expected = [_gradients(job, compute, examples) for compute, _, examples in steps]
+        captured = [
+            graphs.capture(compute, examples, crops, len(batch), num_passes)
+            for compute, batch, examples in steps
+        ]
+    for graph, gradients, (_, _, examples) in zip(captured, expected, steps, strict=True):
+        difference = _gradients(job, graph.replay, examples) - gradients
+        if difference.norm() > _TOLERANCE * gradients.norm():
             raise RuntimeError(
                 "the gradients of the CUDA graph differ from those without a graph, perhaps "
                 "because Python code of the model decides what to compute"
             )
-    if trials:
-        _try_beside(job, trials[0].size.batch, trials[0].size.part, _num_passes(job))
+    is_lone = job.noise and job.config.num_workers == 1
+    for _, batch, examples in steps[:1]:
+        if is_lone and num_passes == 1:
+            step.compute_halves(job, examples, crops)
+        if job.config.batching.may_return or (is_lone and num_passes > 1):
+            step.compute_passes(job, batch, examples, crops, num_passes)
 
 
-def _try_beside(job: Job, batch: Tensor, part: Tensor, num_passes: int) -> None:
-    """Compute the passes of a full step that will run without a graph now and then, while the
-    graphs hold their memory.
-
-    Raises:
-        RuntimeError: If there is not enough memory for both (`memory.is_out_of_memory`).
+def _sizes(job: Job, shares: Sequence[plan.Share]) -> list[tuple[Tensor, Tensor]]:
+    """Return the indices of the examples of all workers and of this one, for a full round's steps
+    and for the steps of an epoch's smaller last round; one pair for each size.
     """
-    crops = job.inputs.crops(0, job.config.seed)
-    noise = job.noise if job.config.num_workers == 1 else None
-    if noise and num_passes == 1:
-        halves.measure(job, noise, part, crops)
-    if job.config.batching.may_return or (noise and num_passes > 1):
-        step.compute_passes(job, batch, part, crops, num_passes)
+    num_train = len(job.dataset.train_labels)
+    round_size = min(num_train, plan.round_size(shares))
+    sizes: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+    for batch in (job.inputs.first(size) for size in (round_size, num_train % round_size)):
+        for examples in filter(len, plan.local_steps(batch, job.place.rank, shares)):
+            sizes[len(examples), len(batch)] = batch, examples
+    return list(sizes.values())
+
+
+def _gradients(job: Job, compute: Compute, examples: Tensor) -> Tensor:
+    """Compute the last examples instead of `examples`, and return the gradients."""
+    torch.manual_seed(0)  # for dropout
+    compute(len(job.dataset.train_labels) - 1 - examples, job.inputs.crops(1, job.config.seed))
+    return job.vector.gradients.nan_to_num(0, 0, 0)  # Some may have overflowed in fp16.

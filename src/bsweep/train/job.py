@@ -4,8 +4,8 @@ use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from bsweep.batching import Policy
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
-from bsweep.core.torch_private import private
 from bsweep.data.dataset import Dataset
+from bsweep.data.inputs import Inputs
 from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.graphs import Graphs
 from bsweep.numerics.objective import Objective
@@ -27,7 +27,6 @@ from bsweep.numerics.vector import Vector
 from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.records import Record
 from bsweep.strategies import Strategy
-from bsweep.train.inputs import Inputs
 from bsweep.train.noise_meter import NoiseMeter
 from bsweep.train.slowdown import Slowdown
 
@@ -75,24 +74,9 @@ class Job:
             for record in records:
                 self.log.write(record)
 
-    def outputs(self, inputs: Tensor, model: nn.Module | None = None) -> Any:
-        """Return the outputs of a forward pass of a training step, in the run's precision.
-
-        Args:
-            inputs: The inputs of the examples (B, ...).
-            model: The model to use in place of that of training steps.
-        """
-        with self.autocast(), batchnorm_fit_for(self.model, len(inputs)):
-            compute = (self.compiled or self.training_model) if model is None else model
-            return compute(inputs)
-
     def autocast(self) -> AbstractContextManager[None]:
         """Return the context manager for forward passes in the run's precision."""
         return autocast(self.precision, self.device)
-
-    def slowed(self, num_examples: int) -> AbstractContextManager[None]:
-        """Return the context manager for passes on some examples, which may slow them down."""
-        return self.slowdown.step(num_examples) if self.slowdown else nullcontext()
 
     def restoring(self, optimizer: Optimizer | None = None) -> AbstractContextManager[None]:
         """Return the context manager for trial passes in training mode, which leave no trace in the
@@ -108,36 +92,8 @@ class Job:
         """
         return self.compiled.compiling() if self.compiled else nullcontext()
 
-    def scaled(self, loss: Tensor) -> Tensor:
-        """Return a loss, or the factor of a loss, times the loss scale of fp16; in other precisions
-        return it unchanged.
-
-        See `Vector.scale`. Without the scale, fp16 would round small gradients to zero.
-        """
-        return loss * self.vector.scale.factor if self.vector.scale else loss
-
     def sums(self, values: Tensor) -> list[float]:
         """Return the element-wise sum of a small 1-D tensor over all workers; all workers call this
         together.
         """
         return self.strategy.gather(values.to("cpu", torch.float64)).sum(dim=0).tolist()
-
-
-@contextmanager
-def batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
-    """Make BatchNorm use its running statistics while the block runs, if the batch has one example.
-
-    An epoch's last batch may be that small. Where feature maps are 1x1, one example has no
-    statistics of its own.
-    """
-    if num_examples > 1:
-        yield
-        return
-    norms = [m for m in model.modules() if isinstance(m, private("batchnorm")) and m.training]
-    for norm in norms:
-        norm.eval()
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.train()

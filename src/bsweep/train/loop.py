@@ -16,7 +16,6 @@ from bsweep.models import final_file
 from bsweep.numerics import optim
 from bsweep.numerics.timing import StepClock
 from bsweep.runlog.errors import Diverged
-from bsweep.runlog.measured import NoiseScale
 from bsweep.runlog.records import End, Epoch, Event, Round, Step, WorkerMemory
 from bsweep.strategies import Rounds
 from bsweep.train import evaluation, graph_capture, step
@@ -94,7 +93,7 @@ def train_epoch(job: Job, cursor: Cursor, checkpoints: CheckpointSchedule) -> Ep
             with clock.pause(), meter.paused():
                 if cursor.peak_memory_bytes is None:
                     cursor.peak_memory_bytes = memory.peak_bytes(job.device)
-                cursor.add_evaluation(*evaluation.within_epoch(job, cursor, sum(seconds)))
+                evaluation.within_epoch(job, cursor, sum(seconds))
         cursor.checkpoint_seconds += checkpoints.after_round(cursor, clock)
     return _epoch_record(job, cursor, clock, meter.joules() if is_whole else math.nan)
 
@@ -117,8 +116,15 @@ def train_and_record_round(job: Job, cursor: Cursor, order: Tensor, clock: StepC
         ends_training = not num_ahead and _is_over(job, cursor)
         if len(clock) % job.config.log_every_steps == 0 or ends_training:
             _log_step(job, cursor, clock, shares, cursor.epochs_done(num_ahead))
-    rounds = _record_rounds(job)
-    _record_noise(job, cursor)
+    rounds: list[Round] = []
+    if isinstance(job.strategy, Rounds):
+        rounds, job.strategy.records = job.strategy.records, []
+    job.record(*rounds)
+    for record in rounds:
+        if record.train_loss is None:
+            _diverge(job, f"the training loss became infinite or NaN in round {record.round}")
+    if job.noise and (noise_scale := job.noise.record(cursor)):
+        job.record(noise_scale)
     stats = RoundStats(
         epochs_done=cursor.epochs_done(),
         rounds=tuple(rounds),
@@ -151,7 +157,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, host_joules: float
     memory.reset_peak(job.device)
     checkpoint_seconds, cursor.checkpoint_seconds = cursor.checkpoint_seconds, 0.0
     if not cursor.scores or cursor.num_examples > cursor.evaluated_examples:
-        cursor.add_evaluation(*evaluation.take(job, cursor, sum(seconds)))
+        evaluation.take(job, cursor, sum(seconds))
     test_loss, test_accuracy = cursor.scores[-1]
     return Epoch(
         epoch=cursor.epoch,
@@ -187,37 +193,6 @@ def _worker_memory(job: Job, peak_bytes: int | None) -> tuple[WorkerMemory, ...]
         peak_bytes=peak_bytes,
     )
     return tuple(WorkerMemory(**each) for each in job.strategy.gather_json(asdict(memory_now)))
-
-
-def _record_noise(job: Job, cursor: Cursor) -> None:
-    """Write a record of the gradient noise scale if one is due and a step was measured."""
-    measured = job.noise.record(job.strategy.gather) if job.noise else None
-    if measured is None:
-        return
-    epochs_done = cursor.epochs_done()
-    job.record(
-        NoiseScale(
-            epoch=cursor.epoch,
-            num_steps=cursor.num_steps,
-            num_examples=round(epochs_done * cursor.num_train),
-            epochs_done=epochs_done,
-            gradient_square=measured.squared_norm,
-            variance=measured.trace,
-            num_gradients=measured.num_gradients,
-            gradient_batch=measured.gradient_batch,
-        )
-    )
-
-
-def _record_rounds(job: Job) -> list[Round]:
-    if not isinstance(job.strategy, Rounds):
-        return []
-    records, job.strategy.records = job.strategy.records, []
-    job.record(*records)
-    for record in records:
-        if record.train_loss is None:
-            _diverge(job, f"the training loss became infinite or NaN in round {record.round}")
-    return records
 
 
 def _is_finished(job: Job, cursor: Cursor) -> bool:

@@ -9,7 +9,7 @@ would lower the standard deviation of |G|^2 by a factor of sqrt(2) at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +21,9 @@ from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share, round_size
 from bsweep.numerics.noise_scale import Average, GradientNoise, of_parts, squared_norm
 from bsweep.numerics.vector import Vector
+from bsweep.runlog.measured import NoiseScale
 from bsweep.strategies import InBackward, Strategy
+from bsweep.train.cursor import Cursor
 
 RECORD_STEPS = 10
 """The least number of steps between two records of the gradient noise scale.
@@ -44,20 +46,6 @@ The cost is that of passes on halves of a batch, or of passes one by one instead
 """
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The measured gradient noise: means over the steps that were measured since the last record.
-
-    All workers have the same values.
-    """
-
-    squared_norm: float  # |G|^2
-    trace: float  # tr(Sigma)
-    num_steps: int
-    num_gradients: int  # the number of gradients g_i in all these steps
-    gradient_batch: float  # the mean number of examples behind one gradient
-
-
 class NoiseMeter:
     """The gradient noise meter of one worker, whose measurements are summed with those of the other
     workers when a record is due.
@@ -69,28 +57,20 @@ class NoiseMeter:
     norms, so that they can be added up across workers much later.
     """
 
-    def __init__(
-        self,
-        vector: Vector,
-        optimizer: Optimizer,
-        *,
-        replica: int,
-        gradient_weight: float,
-        in_passes: bool,
-    ) -> None:
+    def __init__(self, vector: Vector, optimizer: Optimizer, strategy: Strategy) -> None:
         """Create a gradient noise meter, and let the optimizer call it before each of its steps.
 
         Args:
             vector: The model's parameters and gradients.
             optimizer: The optimizer that updates the vector.
-            replica: The index of this worker's share of each batch.
-            gradient_weight: The strategy's factor on a worker's gradients before they are summed.
-            in_passes: The strategy exchanges gradients within the backward pass, and shows them to
-                `see_part` before that.
+            strategy: The strategy. If it exchanges gradients within the backward pass, it shows
+                them to `see_part` before that.
         """
         self._average = Average()
-        self._vector, self._replica = vector, replica
-        self._gradient_weight, self._in_passes = gradient_weight, in_passes
+        self._vector, self._strategy = vector, strategy
+        self._in_passes = False
+        if isinstance(strategy, InBackward) and strategy.can.exchanges_in_passes:
+            self._in_passes, strategy.see_part = True, self.see_part
         device = vector.gradients.device
         copies = [vector.num_copies(part) for part in vector.slices]
         # Workers of a replica that hold equal gradients of a tensor each add a part of its norm.
@@ -100,7 +80,7 @@ class NoiseMeter:
         )
         self._step: _Step | None = None
         self._num_steps = 0  # steps since the last record that the measured steps represent
-        self._sums = torch.zeros(len(_COUNTS) + 2, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(_NUM_COUNTS + 2, dtype=torch.float64, device=device)
         # The optimizer's hook sees the gradients that the optimizer uses: summed over workers and
         # without the loss scale of fp16.
         optimizer.register_step_pre_hook(lambda *_: self._see_sum())
@@ -118,7 +98,8 @@ class NoiseMeter:
                 passes cannot be observed.
         """
         self._step = None  # An epoch's smaller last batch is left out, because its noise is large.
-        own, num_workers = shares[self._replica], sum(share.num_steps > 0 for share in shares)
+        own = shares[self._strategy.replica]
+        num_workers = sum(share.num_steps > 0 for share in shares)
         if num_examples != round_size(shares):
             return
         if num_workers > 1:
@@ -197,39 +178,42 @@ class NoiseMeter:
             is_finite, torch.cat([counted, counted * n, counted * size, *parts]), 0.0
         )
 
-    def record(self, gather: Callable[[Tensor], Tensor]) -> Measured | None:
-        """Return the gradient noise measured since the last record; None if no new record is due or
-        no step was measured.
+    def record(self, cursor: Cursor) -> NoiseScale | None:
+        """Return a record of the gradient noise measured since the last one, as means over the
+        measured steps; None if no new record is due or no step was measured.
 
-        All workers call this together after each round. `gather` returns the tensors of all
-        workers, one per row.
+        All workers call this together after each round, at the position `cursor` of the run, and
+        get equal values.
 
         Raises:
             ValueError: If some workers' optimizers made fewer of the measured steps than others.
         """
         if self._num_steps < RECORD_STEPS:
             return None
-        every = gather(self._sums.to("cpu", copy=True))
+        every = self._strategy.gather(self._sums.to("cpu", copy=True))
         self._sums.zero_()
         self._num_steps = 0
         if (every[:, 0] != every[0, 0]).any():
             raise ValueError(
                 "the gradient noise scale cannot be measured with a strategy of your own in which "
-                "some workers skip steps of the optimizer. The measurement needs the sum of all "
-                "workers' gradients at each step. Leave measure.noise_scale and all settings that "
-                "use the noise scale out, or use another strategy."
+                "some workers skip steps of the optimizer: leave measure.noise_scale and all "
+                "settings that use the noise scale out, or use another strategy."
             )
-        num_steps, num_gradients, num_examples = every[0, : len(_COUNTS)].tolist()
+        num_steps, num_gradients, num_examples = every[0, :_NUM_COUNTS].tolist()
         if not num_steps:
             return None
-        square, trace = (every[:, len(_COUNTS) :].sum(dim=0) / num_steps).tolist()
-        measured = Measured(
-            square, trace, int(num_steps), int(num_gradients), num_examples / num_gradients
+        square, trace = (every[:, _NUM_COUNTS:].sum(dim=0) / num_steps).tolist()
+        self._average = self._average.joined(square, trace, int(num_steps))
+        return NoiseScale(
+            epoch=cursor.epoch,
+            num_steps=cursor.num_steps,
+            num_examples=cursor.num_examples,
+            epochs_done=cursor.epochs_done(),
+            gradient_square=square,
+            variance=trace,
+            num_gradients=int(num_gradients),
+            gradient_batch=num_examples / num_gradients,
         )
-        self._average = self._average.joined(
-            measured.squared_norm, measured.trace, measured.num_steps
-        )
-        return measured
 
     def estimate(self) -> GradientNoise | None:
         """Return the running estimate of the gradient noise, the same on all workers; None before
@@ -278,8 +262,8 @@ class NoiseMeter:
         """Return the factor by which this worker's gradient was multiplied before the workers sum
         their gradients.
         """
-        scale = self._vector.scale
-        return self._gradient_weight * scale.factor.double() if scale else self._gradient_weight
+        weight, scale = self._strategy.gradient_weight, self._vector.scale
+        return weight * scale.factor.double() if scale else weight
 
 
 def build(
@@ -299,25 +283,14 @@ def build(
     if is_own and (isinstance(strategy, InBackward) or not strategy.lockstep):
         raise ValueError(
             "the gradient noise scale cannot be measured with a strategy of your own that "
-            "synchronises in rounds or may exchange within the backward pass. The measurement "
-            "needs each worker's gradient before the exchange. Leave measure.noise_scale and all "
-            "settings that use the noise scale out, or use another strategy."
+            "synchronises in rounds or may exchange within the backward pass: leave "
+            "measure.noise_scale and all settings that use the noise scale out, or use another "
+            "strategy."
         )
-    in_passes = isinstance(strategy, InBackward) and config.strategy.can.exchanges_in_passes is True
-    meter = NoiseMeter(
-        vector,
-        optimizer,
-        replica=strategy.replica,
-        gradient_weight=strategy.gradient_weight,
-        in_passes=in_passes,
-    )
-    if in_passes:
-        assert isinstance(strategy, InBackward)
-        strategy.see_part = meter.see_part
-    return meter
+    return NoiseMeter(vector, optimizer, strategy)
 
 
-_COUNTS = ("steps", "gradients", "examples")
+_NUM_COUNTS = 3  # of steps, gradients and examples
 
 
 @dataclass

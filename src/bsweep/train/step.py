@@ -12,17 +12,20 @@ A phase inside another one, such as "data" in "backward", interrupts it (`numeri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from bsweep.core.torch_private import private
 from bsweep.data import plan
 from bsweep.numerics import optim
-from bsweep.numerics.constants import constant
+from bsweep.numerics.objective import constant
 from bsweep.numerics.timing import StepClock
 from bsweep.strategies import Rounds, Staged
-from bsweep.train import halves, staged_passes
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 
@@ -106,7 +109,7 @@ def train_step(
     """
     noise = job.noise
     if noise and noise.needs_halves:
-        halves.measure(job, noise, examples, crops)
+        compute_halves(job, examples, crops)
     graph = job.graphs and job.graphs.for_step(len(examples), len(round_batch), num_passes)
     if graph and not (noise and noise.needs_passes):
         with job.phase("graph"):
@@ -134,7 +137,7 @@ def compute_passes(
     if not strategy.collective_forward:
         passes = [indices for indices in passes if len(indices)] or passes[:1]
     job.vector.zero_gradients()
-    with job.phase("backward"), job.slowed(len(examples)):
+    with job.phase("backward"), _slowed(job, len(examples)):
         for number, indices in enumerate(passes, 1):
             # In an epoch's last batch a worker may have no example. It then computes one with
             # weight zero, because some strategies exchange within a pass.
@@ -144,17 +147,117 @@ def compute_passes(
                     indices if len(indices) else round_batch[:1], crops
                 )
             if isinstance(strategy, Staged):
-                sums += staged_passes.compute(job, strategy, inputs, targets, weight)
+                sums += _compute_stages(job, strategy, inputs, targets, weight)
                 continue
             with strategy.during_pass(is_last=number == len(passes)):
                 with job.phase("forward"):
-                    outputs = job.outputs(inputs)
+                    outputs = _outputs(job, job.compiled or job.training_model, inputs)
                     loss = job.objective.loss(outputs, targets)
                 # To scale the loss itself would take an operation in either direction.
                 factor = constant(weight, loss.dtype, loss.device)
-                loss.backward(job.scaled(factor.view_as(loss)))
+                loss.backward(_scaled(job, factor.view_as(loss)))
                 if len(indices):  # workers may each hold a part of the outputs
                     sums += job.objective.score(loss, outputs, targets)
             if job.noise:
                 job.noise.after_pass(len(inputs))
     return sums if strategy.reports_sums else torch.zeros_like(sums)
+
+
+def compute_halves(job: Job, examples: Tensor, crops: Tensor) -> None:
+    """Compute the gradients of the two halves of a lone worker's batch, and show them to the
+    gradient noise meter.
+
+    The passes leave no trace in the model. The gradient of the whole batch is not used beside them,
+    because with BatchNorm it is a gradient of another function than theirs. The arguments are those
+    of `train_step`.
+    """
+    assert job.noise
+    job.vector.zero_gradients()
+    num_labels = len(examples) * job.inputs.labels_per_example
+    with job.restoring(), _slowed(job, len(examples)):
+        for half in (plan.even_part(examples, number, 2) for number in range(2)):
+            with job.autocast():
+                inputs, targets = job.inputs.training(half, crops)
+            loss = job.objective.loss(_outputs(job, job.model, inputs), targets)
+            _scaled(job, loss / num_labels).backward()
+            job.noise.after_pass(len(half))
+
+
+def _compute_stages(
+    job: Job, strategy: Staged, inputs: Tensor, targets: Tensor, weight: float
+) -> Tensor:
+    """Compute one pass by the stages of this worker's replica.
+
+    Micro-batches have equal size. Where examples are too few for that, the first one fills them up,
+    with weight zero.
+
+    Args:
+        job: This worker's job.
+        strategy: Its strategy.
+        inputs: The inputs of the pass (B, ...).
+        targets: Their targets (B,) or (B, ...).
+        weight: The factor of the losses.
+
+    Returns:
+        The sums as `train_step` returns them; zeros on workers without the last stage.
+    """
+    rows, number = torch.arange(len(targets)), strategy.num_microbatches
+    microbatches = [plan.even_part(rows, i, number) for i in range(number)]
+    size = max(map(len, microbatches))
+    filled = torch.cat([F.pad(used, (0, size - len(used))) for used in microbatches])
+    if len(filled) > len(rows):
+        inputs, targets = (tensor[filled.to(tensor.device)] for tensor in (inputs, targets))
+    sums = torch.zeros(3, dtype=torch.float64, device=job.device)
+    counts = iter(map(len, microbatches))
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        count = next(counts)
+        used = outputs[: count or 1], targets[: count or 1]
+        loss = job.objective.loss(*used)
+        if count and weight:
+            sums.add_(job.objective.score(loss, *used))
+        return loss * (weight if count else 0.0)
+
+    with _batchnorm_fit_for(job.model, size):
+        strategy.run_passes(inputs, targets, loss)
+    return sums
+
+
+def _outputs(job: Job, model: Callable[[Tensor], Any], inputs: Tensor) -> Any:
+    """Return the outputs of a forward pass on the inputs (B, ...), in the run's precision."""
+    with job.autocast(), _batchnorm_fit_for(job.model, len(inputs)):
+        return model(inputs)
+
+
+def _scaled(job: Job, loss: Tensor) -> Tensor:
+    """Return a loss, or the factor of a loss, times the loss scale of fp16; in other precisions
+    return it unchanged.
+
+    See `Vector.scale`. Without the scale, fp16 would round small gradients to zero.
+    """
+    return loss * job.vector.scale.factor if job.vector.scale else loss
+
+
+def _slowed(job: Job, num_examples: int) -> AbstractContextManager[None]:
+    """Return the context manager for passes on some examples, which may slow them down."""
+    return job.slowdown.step(num_examples) if job.slowdown else nullcontext()
+
+
+@contextmanager
+def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
+    """Make BatchNorm use its running statistics while the block runs, if the batch has one example.
+
+    An epoch's last batch may be that small. Where feature maps are 1x1, one example has no
+    statistics of its own.
+    """
+    if num_examples > 1:
+        yield
+        return
+    norms = [m for m in model.modules() if isinstance(m, private("batchnorm")) and m.training]
+    for norm in norms:
+        norm.eval()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.train()

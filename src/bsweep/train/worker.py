@@ -34,6 +34,7 @@ from bsweep.core.ranks import Place
 from bsweep.core.signals import end_with_launcher
 from bsweep.core.torch_private import allocator_variable
 from bsweep.core.words import counted
+from bsweep.data.inputs import Inputs
 from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.precision import LossScale
@@ -56,7 +57,6 @@ from bsweep.train import (
     team_files,
     warm_up,
 )
-from bsweep.train.inputs import Inputs
 from bsweep.train.job import Job
 from bsweep.train.slowdown import Slowdown
 from bsweep.train.team_files import FIT, UNFIT, TeamPaths
@@ -330,9 +330,8 @@ def _warnings_of_threads(job: Job) -> list[Event]:
     message = (
         f"a worker computed with {counted(before[0], 'thread')} before, and resumes with {now}, "
         "probably because it may use another number of cores: results may differ in their last "
-        "bits from those of a run that was never interrupted, and the speeds before and after do "
-        "not compare. Resume on as many cores as before, or give launch.threads_per_worker from "
-        "the beginning"
+        "bits, and speeds before and after do not compare. Resume on as many cores as before, or "
+        "give launch.threads_per_worker from the beginning"
     )
     return [Event(event="warning", message=message)]
 
@@ -343,19 +342,20 @@ def enter(work: Work) -> NoReturn:
 
     For each point, the process is a parameter server, or a worker that does `work`.
     """
-    work_and_leave(lambda: _take_part_in_all(TeamPaths(Path(sys.argv[1])), work))
 
+    def take_part_in_all() -> None:
+        # Imported objects stay for good. Scanning them at each collection would take longer than
+        # starting a point.
+        gc.freeze()
+        paths = TeamPaths(Path(sys.argv[1]))
+        for run in team_files.runs(paths):
+            place = take_part(run, work)
+            with paths.done(place.rank).open("ab") as file:
+                file.write(UNFIT if graph_capture.broken_capture() else FIT)
+            user_code.forget()
+            memory.give_back_garbage()
 
-def _take_part_in_all(paths: TeamPaths, work: Work) -> None:
-    # Imported objects stay for good. Scanning them at each collection would take longer than
-    # starting a point.
-    gc.freeze()
-    for run in team_files.runs(paths):
-        place = take_part(run, work)
-        with paths.done(place.rank).open("ab") as file:
-            file.write(UNFIT if graph_capture.broken_capture() else FIT)
-        user_code.forget()
-        memory.give_back_garbage()
+    work_and_leave(take_part_in_all)
 
 
 def work_and_leave(work: Callable[[], object]) -> NoReturn:

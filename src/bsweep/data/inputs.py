@@ -1,20 +1,133 @@
-"""The functions that turn uint8 images into model inputs: they crop, flip and normalise.
+"""The conversion of a data set's examples to a model's inputs and targets.
 
-They work on a whole batch at once, on any device.
+Images are cropped, flipped and normalised, a whole batch at once, on any device.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bsweep import data
+from bsweep.config.data import AnyData, ImageConfig
 from bsweep.core.randomness import random_bits, stream_of
+from bsweep.data.dataset import Dataset
 
-_CHUNK = 256  # images copied at once
+
+@dataclass(frozen=True)
+class Inputs:
+    """The conversion of a data set's examples and labels to the tensors that a model takes."""
+
+    dataset: Dataset
+    config: AnyData
+    dtype: torch.dtype  # of inputs and targets that are not integers
+    layout: torch.memory_format  # of images
+    may_round: bool = False  # images to half precision, as autocast does before a convolution
+    # The crops of one epoch, by seed and epoch.
+    _drawn: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def labels_per_example(self) -> int:
+        """The number of labels of one example: 1 for a class, and in general the number of elements
+        in the example's label tensor.
+        """
+        return self.dataset.train_labels[0].numel()
+
+    def first(self, number: int) -> Tensor:
+        """Return the indices of the first `number` training examples, or of all if fewer exist."""
+        labels = self.dataset.train_labels
+        return torch.arange(min(number, len(labels)), device=labels.device)
+
+    def sample(self, number: int) -> Tensor:
+        """Return the model's inputs for the first `number` training examples, which are not
+        cropped.
+        """
+        examples, *_ = self.dataset.train.take(self.first(number))
+        return self.of(examples)
+
+    def crops(self, epoch: int, seed: int) -> Tensor:
+        """Return the random crops and mirrorings of all training images in an epoch, as
+        `draw` does; an empty tensor for other data.
+
+        They are drawn at once, and kept until another epoch is asked for. So a step does not draw.
+        """
+        if (epoch, seed) not in self._drawn:
+            self._drawn.clear()
+            inputs, config = self.dataset.train_inputs, self.config
+            self._drawn[epoch, seed] = draw(
+                len(inputs) if data.is_cropped(self.dataset, config) else 0,
+                crop_stream(seed, epoch),
+                padding=self._padding,
+                flip=isinstance(config, ImageConfig) and config.flip,
+                device=self.dataset.device or inputs.device,
+            )
+        return self._drawn[epoch, seed]
+
+    def training(self, indices: Tensor, crops: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the model's inputs and targets for the training examples `indices`; crop and flip
+        images at random if `data.crop_padding` and `data.flip` say so.
+
+        Args:
+            indices: The indices of the training examples, int64 (B,).
+            crops: The `crops` of the epoch.
+
+        Returns:
+            The inputs (B, ...) and the targets (B,) or (B, ...).
+        """
+        all_images = self.dataset.bordered
+        if all_images is None:
+            examples, labels, indices = self.dataset.train.take(indices)
+        else:
+            examples, labels = all_images, self.dataset.train_labels[indices]
+        if data.is_cropped(self.dataset, self.config):
+            examples = crop_and_flip(
+                examples,
+                indices,
+                draws=crops,
+                padding=self._padding,
+                are_all=all_images is not None,
+            )
+        return self.of(examples), self.targets(labels)
+
+    @property
+    def _padding(self) -> int:
+        return (isinstance(self.config, ImageConfig) and self.config.crop_padding) or 0
+
+    def of(self, examples: Tensor) -> Tensor:
+        """Return examples of the data set converted to the model's inputs.
+
+        Images of whole numbers are normalised and in the model's memory format, within autocast
+        also in its precision if the model rounds them before anything else. Other whole
+        numbers, such as tokens, become int64. Floating-point numbers are only converted to the
+        model's type.
+        """
+        mean, std = self.dataset.mean, self.dataset.std
+        if examples.is_floating_point():
+            return examples.to(self.dtype)
+        if mean is None or std is None:
+            return examples.long()
+        kind = examples.device.type
+        may_round = self.may_round and torch.amp.is_autocast_available(kind)
+        is_rounded = may_round and torch.is_autocast_enabled(kind)
+        return normalize(
+            examples,
+            mean,
+            std,
+            dtype=self.dtype,
+            memory_format=self.layout,
+            rounded=torch.get_autocast_dtype(kind) if is_rounded else None,
+        )
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Return `labels` as training targets: whole numbers as int64, floating-point numbers in
+        the type of the model's parameters.
+        """
+        return labels.to(self.dtype) if labels.is_floating_point() else labels.long()
 
 
 def crop_stream(seed: int, epoch: int) -> int:
@@ -48,23 +161,6 @@ def draw(num_examples: int, stream: int, *, padding: int, flip: bool, device: An
     return torch.stack([top, number * (1 + mirrored) + left], dim=1)
 
 
-def bordered(images: Tensor, device: torch.device) -> Tensor:
-    """Return images uint8 (N, C, H, W) copied to a device, with one more row below and one more
-    column to the right, which are black: (N, C, H + 1, W + 1).
-    """
-    copies = torch.zeros(bordered_shape(images), dtype=images.dtype, device=device)
-    chunks = copies[..., :-1, :-1].split(_CHUNK)
-    for chunk, originals in zip(chunks, images.split(_CHUNK), strict=True):
-        chunk.copy_(originals)
-    return copies
-
-
-def bordered_shape(images: Tensor) -> tuple[int, int, int, int]:
-    """Return the shape of what `bordered` returns for images (N, C, H, W)."""
-    count, channels, height, width = images.shape
-    return count, channels, height + 1, width + 1
-
-
 def crop_and_flip(
     images: Tensor, indices: Tensor, *, draws: Tensor, padding: int, are_all: bool = False
 ) -> Tensor:
@@ -73,7 +169,7 @@ def crop_and_flip(
     Nothing here waits for a GPU, so this function can be captured in a CUDA graph.
 
     Args:
-        images: uint8 (B, C, H, W), or all training images as `bordered` returns them.
+        images: uint8 (B, C, H, W), or all training images as `dataset.bordered` returns them.
         indices: The images' numbers in the training set, int64 (B,), on the images' device.
         draws: The epoch's crops as `draw` returns them, on the images' device.
         padding: The pixels on each side, as given to `draw`.

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.data.augment import bordered, crop_and_flip, crop_stream, draw, normalize
+from bsweep.data.dataset import bordered
+from bsweep.data.inputs import crop_and_flip, crop_stream, draw, normalize
 
 MASK = (1 << 64) - 1
 
