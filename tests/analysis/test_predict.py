@@ -15,9 +15,9 @@ import pandas as pd
 import pytest
 
 import bsweep
-from bsweep.analysis.prediction.cells import cell_runs
 from bsweep.analysis.prediction.critical_batch import branches_of
 from bsweep.analysis.prediction.forecast import PARTS, Forecast
+from bsweep.analysis.prediction.likelihood import cell_runs
 from bsweep.analysis.prediction.objectives import choose_cell, parse_objective
 from bsweep.analysis.prediction.seen_runs import chosen_too_low, observed
 from bsweep.analysis.prediction.step_time import Cell
@@ -85,9 +85,10 @@ def test_the_recommendation_is_the_best_cell_with_its_probability(
     assert "<table" in prediction._repr_html_()
 
 
-def test_cells_left_out_are_predicted_from_the_others(
-    prediction: bsweep.analysis.Prediction,
-) -> None:
+def test_errors_of_left_out_cells_are_computed_on_demand(folder: Path) -> None:
+    prediction = bsweep.predict(folder, TARGET)
+    assert "Error without" not in repr(prediction)
+    assert prediction.as_json()["leave_out"] is None
     table = prediction.leave_out
     assert sorted(zip(table["global_batch"], table["num_workers"], strict=True)) == sorted(
         [*CELLS, *CELLS]
@@ -96,15 +97,7 @@ def test_cells_left_out_are_predicted_from_the_others(
     assert by_batch["error"].abs().median() < 0.15
     assert table["is_inside"].sum() >= len(table) - 2
     assert "Error without a cell's worker count (2 worker counts" in repr(prediction)
-
-
-def test_errors_of_left_out_cells_are_computed_on_demand(folder: Path) -> None:
-    found = bsweep.predict(folder, TARGET, batches=[64, 128])
-    assert "Error without" not in repr(found)
-    assert found.as_json()["leave_out"] is None
-    assert len(found.leave_out)
-    assert "Error without" in repr(found)
-    assert found.as_json()["leave_out"]
+    assert prediction.as_json()["leave_out"]
 
 
 def test_one_more_run_brings_most_where_the_choice_is_open(
@@ -115,13 +108,9 @@ def test_one_more_run_brings_most_where_the_choice_is_open(
     assert gains["gain"].max() > 0
     likely = prediction.cells[prediction.cells["probability_best"] > 0.01]
     most = gains.iloc[gains["gain"].argmax()]
-    assert most["kind"] == "run", "a run tells of both its steps and their time"
     assert [most["global_batch"], most["num_workers"]] in likely[
         ["global_batch", "num_workers"]
     ].to_numpy().tolist()
-    by_kind = gains.set_index(["global_batch", "num_workers", "kind"])
-    timed, trained = (by_kind.xs(kind, level="kind") for kind in ("steps", "run"))
-    assert (timed["worker_seconds"] < trained["worker_seconds"]).all()
     worst = (gains["global_batch"] == 32) & (gains["num_workers"] == 1)
     assert gains.loc[worst, "gain"].max() < 1e-3 * gains["gain"].max()
 
@@ -201,7 +190,6 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
         ("--target-accuracy 0.9 --target-loss 1", "give one target"),
         ("--target-accuracy 0.9 --batches 64 --workers 2", "only one cell"),
         ("--target-accuracy 0.9 --objective fastes", "Did you mean 'fastest'?"),
-        ("--target-accuracy 0.9 --objective money", "--price-per-worker-hour"),
         ("--target-accuracy 0.9 --objective joules", "the energy of no run is known"),
         ("--target-accuracy 0.9 --where strategy", "--where strategy=horovod"),
         ("--target-accuracy 0.9 --where optimiser=sgd", "Did you mean 'optimizer'?"),
@@ -455,10 +443,6 @@ def test_a_cell_beyond_the_timed_local_batches_is_marked(tmp_path: Path) -> None
     assert beyond[256, 2] == "local batch 128 (timed: 256 to 512)"
     assert beyond[512, 2] == ""
     assert not prediction.cells.set_index("global_batch")["is_extrapolated"][512].any()
-    for workers, probes in ((2, True), (1, False)):
-        place = [*beyond.index].index((256, workers))
-        named = replace(prediction, choice=replace(prediction.choice, place=place)).next_run()
-        assert ("bsweep probe with" in named and "local_batch=128" in named) == probes
 
 
 def test_the_best_measured_cell_stands_beside_an_unmeasured_one() -> None:
@@ -466,7 +450,7 @@ def test_the_best_measured_cell_stands_beside_an_unmeasured_one() -> None:
     logs = np.stack([rng.normal(-0.05, 1.0, 2000), rng.normal(0.0, 0.05, 2000)], axis=1)
     cells = pd.DataFrame({"problem": "", "is_unreached": False, "num_workers": 1,
                           "num_reached": [0, 1], "measured_seconds": [np.nan, 1.0]})  # fmt: skip
-    choice = choose_cell(Forecast(cells, logs, logs, logs), parse_objective("fastest"))
+    choice = choose_cell(Forecast(cells, logs, logs), parse_objective("fastest"))
     assert (choice.place, choice.measured) == (0, 1)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from scipy import stats
 from bsweep import analysis
 from bsweep.analysis.conclusions.prediction_warnings import contradictions
 from bsweep.analysis.prediction import critical_batch
-from bsweep.analysis.prediction.cells import (
+from bsweep.analysis.prediction.likelihood import (
     CellRuns,
     cell_runs,
     cells_of,
@@ -110,34 +110,34 @@ def test_effects_of_censored_runs_are_exact_far_from_the_model(
     assert log_likelihood(of, zeros, *spreads)[0] == pytest.approx(whole, abs=0.01)
 
 
+def cells_of_grid(
+    counts: Iterable[int] = (1, 2), batches: Iterable[int] = (8, 32, 128), passes: int = 1
+) -> list[Cell]:
+    return [Cell(batch, count, passes) for batch in batches for count in counts]
+
+
+def timed(truth: Truth, cells: Iterable[Cell], runs: int = 1) -> list[Timing]:
+    return [Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells for _ in range(runs)]
+
+
 def test_a_run_that_was_slowed_moves_a_prediction_little() -> None:
-    truth = Truth()
-    cells = [Cell(batch, count) for batch in (8, 32, 128) for count in (1, 2)]
-    timings = [Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells for _ in range(2)]
-    slow = Timing(cells[2], 1.6 * truth.step_seconds(*cells[2][:3]))
-    found = fit_step_time([*timings, slow], num_draws=DRAWS).log_seconds(cells[2])
-    assert np.median(found) == pytest.approx(math.log(truth.step_seconds(*cells[2][:3])), abs=0.05)
-
-
-def test_a_fit_to_fewer_runs_takes_over_their_weights() -> None:
-    truth = Truth(scatter=0.0, jitter=0.0)
-    cells = [Cell(batch, count) for batch in (8, 32, 128) for count in (1, 2)]
-    timings = [Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells for _ in range(3)]
-    slow = Timing(cells[2], 3 * truth.step_seconds(*cells[2][:3]))
+    """A fit to fewer runs takes over their weights."""
+    cells = cells_of_grid()
+    timings, seconds = timed(Truth(), cells, 2), Truth().step_seconds(*cells[2][:3])
+    slow = Timing(cells[2], 1.6 * seconds)
     whole = fit_step_time([*timings, slow], num_draws=DRAWS)
-    part = [one for one in [*timings, slow] if one.cell.num_workers == 1]
-    found = fit_step_time(part, num_draws=DRAWS, weights=whole.weights)
-    assert found.weights == {key: whole.weights[key] for key in found.weights}
-    assert found.weights[("step", cells[2]), math.log(slow.seconds)] < 0.3
+    assert np.median(whole.log_seconds(cells[2])) == pytest.approx(math.log(seconds), abs=0.05)
+    fewer = [timing for timing in [*timings, slow] if timing.cell.num_workers == 1]
+    weights = fit_step_time(fewer, num_draws=DRAWS, weights=whole.weights).weights
+    assert weights == {key: whole.weights[key] for key in weights}
+    assert weights[("step", cells[2]), math.log(slow.seconds)] < 0.3
     steps = {64.0: [3000.0, 3100.0, 9000.0], 256.0: [1500.0, 1450.0], 512.0: [1200.0]}
-    of = fit_steps({batch: cell_runs(values) for batch, values in steps.items()}, num_draws=DRAWS)
+    all_runs = {batch: cell_runs(values) for batch, values in steps.items()}
     without = {batch: cell_runs(values[1:]) for batch, values in steps.items() if values[1:]}
-    again = fit_steps(without, num_draws=DRAWS, weights=of.weights)
-    assert again.weights == {
-        (batch, math.log(value)): of.weights[batch, math.log(value)]
-        for batch, values in steps.items()
-        for value in values[1:]
-    }
+    fit = fit_steps(all_runs, num_draws=DRAWS)
+    again = fit_steps(without, num_draws=DRAWS, weights=fit.weights)
+    assert again.weights.items() < fit.weights.items()
+    assert len(again.weights) == 3
 
 
 def truths(number: int) -> Iterator[tuple[int, Truth, float, float, np.random.Generator]]:
@@ -269,8 +269,7 @@ def test_what_one_worker_count_cannot_tell_stays_wide() -> None:
     truth = Truth(sync_seconds=0.02)
 
     def width(counts: tuple[int, ...]) -> float:
-        cells = [Cell(batch, count) for batch in (8, 32, 128) for count in counts]
-        timings = [Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells]
+        timings = timed(truth, cells_of_grid(counts))
         low, _, high = quantiles(fit_step_time(timings, DRAWS).log_seconds(Cell(32, 4)))
         assert low < math.log(truth.step_seconds(32, 4)) < high
         return high - low
@@ -292,10 +291,8 @@ def test_passes_that_were_timed_alone_tell_the_formula_and_not_their_cell() -> N
 
 def test_passes_of_an_accumulated_step_exchange_once() -> None:
     truth, unseen = Truth(sync_seconds=0.03, overlap=1.0), Cell(16, 2, 8)
-    cells = [
-        Cell(batch, count, passes) for batch in (8, 32) for count in (1, 2) for passes in (1, 4)
-    ]
-    timings = [Timing(cell, truth.step_seconds(*cell[:3])) for cell in cells for _ in range(2)]
+    cells = [cell for passes in (1, 4) for cell in cells_of_grid(batches=(8, 32), passes=passes)]
+    timings = timed(truth, cells, 2)
     found = np.exp(np.median(fit_step_time(timings, DRAWS).log_seconds(unseen)))
     assert found == pytest.approx(truth.step_seconds(*unseen[:3]), rel=0.1)
 
@@ -435,7 +432,7 @@ def test_an_exchange_across_nodes_has_costs_of_its_own() -> None:
     def seconds(cell: Cell) -> float:
         return (across if cell.num_workers >= 8 else truth).step_seconds(*cell[:3])
 
-    cells = [Cell(batch, count) for batch in (8, 32, 128) for count in (1, 2, 4, 8, 16)]
+    cells = cells_of_grid((1, 2, 4, 8, 16))
     timings = [Timing(cell, seconds(cell)) for cell in cells]
     apart, alike = (fit_step_time(timings, DRAWS, across_from=of) for of in (8, None))
     for cell in (Cell(64, 3), Cell(64, 12)):

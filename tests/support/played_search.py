@@ -5,7 +5,7 @@ trained.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -92,14 +92,12 @@ class Played:
         seen = self.seen()
         prediction = None
         if seen and seen.runs["reached"].eq(True).any():
-            fits = fit(seen, self.timings, DRAWS, searched=BATCHES)
-            prediction = predict_from(
-                seen, fits, parse_objective(self.objective),
-                self.grid.cells, None, tuple(self.timings),
-            )  # fmt: skip
+            fits = fit(seen, DRAWS, searched=BATCHES)
+            objective = parse_objective(self.objective)
+            prediction = predict_from(seen, fits, objective, self.grid.cells)
             step_time = fits.step_time
         else:
-            step_time = fit_step_time([*(seen.timings() if seen else []), *self.timings], DRAWS)
+            step_time = fit_step_time(seen.timings() if seen else self.timings, DRAWS)
         left = self.grid.share(step_time, prediction, self.probed) - self.spent
         of_workers = dict.fromkeys(WORKERS, left)
         offers = [
@@ -116,11 +114,10 @@ class Played:
         return self.begun[cell][1] / self.step_seconds(cell) if cell in self.begun else 0.0
 
     def seen(self) -> Observed | None:
-        return (
-            observed(bsweep.load(self.folder), target_of(accuracy=TARGET))
-            if self.folder.exists()
-            else None
-        )
+        if not self.folder.exists():
+            return None
+        seen = observed(bsweep.load(self.folder), target_of(accuracy=TARGET))
+        return replace(seen, probed=tuple(self.timings))
 
     def run(self, cell: Key, left: float, prediction: Prediction | None = None) -> None:
         """Write a run of a cell: to its end, or until so many worker-seconds or twice the upper

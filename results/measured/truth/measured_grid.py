@@ -367,21 +367,18 @@ class Played:
 
     @property
     def seen(self) -> Observed | None:
-        return observed(played(self.truth, self.runs), self.truth.target) if self.runs else None
+        if not self.runs:
+            return None
+        seen = observed(played(self.truth, self.runs), self.truth.target)
+        return replace(seen, probed=tuple(self.timings))
 
     @property
     def step_time(self) -> StepTimeFit:
-        return fit_step_time([*(self.seen.timings() if self.seen else []), *self.timings], DRAWS)
+        return fit_step_time(self.seen.timings() if self.seen else self.timings, DRAWS)
 
     def _predicted(self, seen: Observed) -> Prediction:
-        fits = fit(seen, self.timings, DRAWS, searched=[cell[0] for cell in self.grid.cells])
-        return predict_from(
-            seen,
-            fits,
-            parse_objective("fastest"),
-            self.grid.cells,
-            timings=tuple(self.timings),
-        )
+        fits = fit(seen, DRAWS, searched=[cell[0] for cell in self.grid.cells])
+        return predict_from(seen, fits, parse_objective("fastest"), self.grid.cells)
 
     def _offers(self, seen: Observed | None) -> list[Offer]:
         offers = [

@@ -289,7 +289,7 @@ def _tell(
 ) -> int:
     """Print the recommendation of a search, or why there is none, and return the exit code."""
     seen = search.observed()
-    why = missing(seen, has_timings=True) if seen else "no run was started."
+    why = missing(seen) if seen else "no run was started."
     prediction = None if why else search.prediction(NUM_DRAWS, search.objective)
     ended = [_ENDS[end.ends].format(least=search.least), f"Budget: {search.budget_text()}."]
     more = _more(search, end, is_told=prediction is not None)
@@ -338,11 +338,9 @@ def _larger(
     """
     if prediction is None or not wanted.networks:
         return [], None
-    seen, timings = prediction.seen, prediction.timings
+    seen, fits, objective = prediction.seen, prediction.fitted, prediction.objective
     try:
-        found = on_networks(
-            seen, prediction.fitted, prediction.objective, larger_grid(seen), wanted, timings
-        )  # fmt: skip
+        found = on_networks(seen, fits, objective, larger_grid(seen), wanted)
     except ValueError as error:
         return [f"Larger clusters were not simulated: {error}"], None
     first = f"Simulated with {found.network}{_best_of_larger(found)}"

@@ -365,7 +365,8 @@ class Search:
         if runs.empty:
             return None
         seen = observed(replace(known, runs=runs), self.target, ways=self.way_names)
-        return replace(seen, ways=self.ways(seen))
+        ways = self.ways(seen)
+        return replace(seen, ways=ways, probed=tuple(self._timings(ways)))
 
     def prediction(self, num_draws: int, objective: Objective) -> Prediction | None:
         """Return the predicted time and cost of reaching the target for the cells of the grid; None
@@ -381,9 +382,8 @@ class Search:
         seen = self.observed()
         if seen is None or not seen.runs["reached"].eq(True).any():
             return None
-        timings = self._timings(seen.ways)
-        fits = fit(seen, timings, num_draws, searched=[cell[0] for cell in self.cells])
-        return predict_from(seen, fits, objective, sorted(self.cells), self.price, tuple(timings))
+        fits = fit(seen, num_draws, searched=[cell[0] for cell in self.cells])
+        return predict_from(seen, fits, objective, sorted(self.cells), self.price)
 
     def _next(self, prediction: Prediction | None) -> Next:
         seen = self.observed()
@@ -406,7 +406,7 @@ class Search:
         return next_run(grid, offers, prediction, left)
 
     def _all_timings(self, seen: Observed | None) -> list[Timing]:
-        return [*(seen.timings() if seen else []), *self._timings(self.ways(seen))]
+        return seen.timings() if seen else self._timings(self.ways())
 
     def grid(self, seen: Observed | None = None) -> Grid:
         points = {cell: len(configs) for cell, configs in self.cells.items()}

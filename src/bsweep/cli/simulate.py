@@ -45,8 +45,6 @@ def run(arguments: Sequence[str]) -> int:
     add("--speeds", help=SPEEDS)
     add("--memories", help="memory of uneven workers in GB, such as 80,40,24")
     add("--price-per-worker-hour", type=float, help="price of one worker for an hour")
-    add("--steps", type=int, default=100, help="steps to simulate (default: 100)")
-    add("--seed", type=int, default=0, help="of the random numbers (default: 0)")
     add("--figure", type=Path, metavar="FILE", help="also draw the speed-up, such as in speed.svg")
     add("--json", action="store_true", help="print everything as JSON")
     _simulate(parser.parse_args(arguments))
@@ -58,7 +56,7 @@ def _simulate(given: argparse.Namespace) -> None:
 
     if given.figure is not None and given.figure.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"--figure {given.figure}: give a file that ends in .png, .svg or .pdf.")
-    with terminal.console().status("simulating") as status:
+    with terminal.console().status("simulating"):
         found = simulate(
             given.study,
             workers=given.workers,
@@ -76,9 +74,6 @@ def _simulate(given: argparse.Namespace) -> None:
             speeds=numbers("--speeds", given.speeds),
             memories=numbers("--memories", given.memories),
             price_per_worker_hour=given.price_per_worker_hour,
-            num_steps=given.steps,
-            seed=given.seed,
-            progress=lambda what: status.update(f"simulating {what}"),
         )
     print(json.dumps(found.as_json(), indent=2, allow_nan=False) if given.json else found)
     if given.figure is not None:

@@ -1,8 +1,8 @@
 """The choice of the run that a search for the best cell trains next. It is the run that is expected
 to improve the recommendation most per worker-second, within a budget.
 
-The gain of a run is its knowledge gradient, see `objectives.gains`. It is the fraction of the time
-(or cost) that choosing a cell after the run is expected to save over choosing now. Until a run has
+The gain of a run is its knowledge gradient, see `with_gains`. It is the fraction of the time (or
+cost) that choosing a cell after the run is expected to save over choosing now. Until a run has
 reached the target, the number of steps is unknown. The first run then has the batch in the middle
 of the grid, on the worker count that costs least. A search recommends nothing before the steps of
 two batch sizes are known.
@@ -28,7 +28,7 @@ from bsweep.analysis.prediction.forecast import Key, are_unreached, keys_of
 from bsweep.analysis.prediction.objectives import (
     LEAST_GAIN,
     SURE,
-    Choice,
+    ChosenCell,
     log_objective,
 )
 from bsweep.analysis.prediction.seen_runs import Observed, exact_batches
@@ -320,7 +320,7 @@ def next_run(
     return _best(proving, "") if len(proving) else _best(table, "sure" if is_over else "gain")
 
 
-def is_sure(choice: Choice) -> bool:
+def is_sure(choice: ChosenCell) -> bool:
     """Return True if the recommended cell is within 5 % (`CLOSE`) of the best cell with a
     probability of at least 0.9 (`SURE`).
     """
@@ -332,7 +332,6 @@ def _gains(grid: Grid, offers: Sequence[Offer], prediction: Prediction) -> pd.Da
     `cost` in worker-seconds and the `workers` of each.
     """
     fits, gains = prediction.fitted, prediction.gains()
-    gains = gains[gains["kind"] == "run"]
     gain = dict(zip(keys_of(gains), gains["gain"], strict=True))
     steps = dict(zip(keys_of(prediction.cells), prediction.cells["steps"], strict=True))
     batches = {*prediction.seen.runs["global_batch"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +13,10 @@ from bsweep.analysis.conclusions.prediction_warnings import warnings_of
 from bsweep.analysis.conclusions.simulated import (
     check_networks,
     larger_grid,
-    links_and_codec,
     with_simulated,
 )
 from bsweep.analysis.prediction.fitting import Fits, fit
-from bsweep.analysis.prediction.forecast import Key, default_grid, forecast, grid
+from bsweep.analysis.prediction.forecast import Key, forecast, grid
 from bsweep.analysis.prediction.objectives import (
     Objective,
     choose_cell,
@@ -26,7 +25,6 @@ from bsweep.analysis.prediction.objectives import (
 )
 from bsweep.analysis.prediction.probed_steps import Probed, probed
 from bsweep.analysis.prediction.seen_runs import Observed, observed, rate_rule
-from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.simulation import constants as constants_of
 from bsweep.analysis.study.folder import load
 from bsweep.analysis.study.frames import LargerClusters, Study
@@ -92,24 +90,28 @@ def predict(
     study = study if isinstance(study, Study) else load(study, mix=True)
     seen = observed(study, _target(study, target_accuracy, target_loss), where)
     measured = probed(probe, seen.ways, seen.runs) if probe else Probed((), seen.ways)
-    seen = replace(seen, ways=measured.ways)
+    seen = replace(seen, ways=measured.ways, probed=measured.timings)
     networks = (network,) if isinstance(network, str) else tuple(dict.fromkeys(network or ()))
-    fits = fit(seen, measured.timings)
-    cells = _grid(seen, batches, workers, bool(networks))
+    fits = fit(seen)
+    cells = (larger_grid if networks else grid)(seen, batches, workers)
+    if len(cells) < 2:
+        raise ValueError(
+            f"the grid has {'only one cell' if cells else 'no cells'}: there is nothing to choose "
+            "from. Give --batches (global, each a multiple of the workers times the passes of a "
+            "step, and no larger than the training set) or --workers, as in --batches 32,64,128 "
+            "--workers 1,2."
+        )
     if networks or measured_network is not None or speeds:
         larger = LargerClusters(
             networks, None, price_per_worker_hour, measured_network, tuple(speeds)
         )
-        prediction = on_networks(seen, fits, wanted, cells, larger, measured.timings, where)
+        prediction = on_networks(seen, fits, wanted, cells, larger, where)
     else:
-        prediction = predict_from(
-            seen, fits, wanted, cells, price_per_worker_hour, measured.timings
-        )
-    few, others = _without_cell(seen, batches, workers, cells)
+        prediction = predict_from(seen, fits, wanted, cells, price_per_worker_hour)
     return replace(
         prediction,
-        warnings=(*measured.left_out, *others, *prediction.warnings),
-        not_predicted=(*few, *prediction.not_predicted),
+        warnings=(*measured.left_out, *prediction.warnings),
+        not_predicted=(*_without_cell(workers, cells), *prediction.not_predicted),
     )
 
 
@@ -119,7 +121,6 @@ def predict_from(
     objective: Objective,
     cells: Sequence[Key],
     price_per_worker_hour: float | None = None,
-    timings: tuple[Timing, ...] = (),
     network: str = "",
 ) -> Prediction:
     """Return the predicted time of each cell of a grid and the recommended cell, given fits that
@@ -127,7 +128,7 @@ def predict_from(
     """
     predicted = forecast(seen, fits.steps, fits.step_time, cells, price_per_worker_hour)
     choice = choose_cell(predicted, objective)
-    warnings = warnings_of(seen, fits, predicted.cells, choice.place, timings)
+    warnings = warnings_of(seen, fits, predicted.cells, choice.place)
     return Prediction(
         study=seen.study.name,
         target=seen.target,
@@ -137,7 +138,6 @@ def predict_from(
         rate_rule=rate_rule(seen),
         warnings=tuple(dict.fromkeys(warnings)),
         seen=seen,
-        timings=timings,
         forecast=predicted,
         fitted=fits,
         network=network,
@@ -150,7 +150,6 @@ def on_networks(
     objective: Objective,
     cells: Sequence[Key],
     larger: LargerClusters,
-    timings: tuple[Timing, ...] = (),
     where: Mapping[str, str] | None = None,
 ) -> Prediction:
     """Return what `predict_from` does for the first of several networks, with steps on more workers
@@ -166,7 +165,6 @@ def on_networks(
         objective: The objective.
         cells: The cells of the grid.
         larger: The networks, and what else is said of the simulated workers.
-        timings: What was timed beside the runs.
         where: Columns of the study's runs, and the value to select in each.
 
     Returns:
@@ -180,44 +178,30 @@ def on_networks(
     constants = constants_of.of_study(seen.study, where)
     constants = constants_of.with_measured(constants, larger.measured_network)
     constants = replace(constants, speeds=larger.speeds or constants.speeds)
-    predictions, problems, left_out = [], [], []
-    doubts: list[str] = []
+    predictions, notes, left_out = [], list[str](), []
     for network in larger.networks:
         try:
-            simulated = with_simulated(fits.step_time, seen, cells, network, constants)
+            step_time, kept, doubts = with_simulated(
+                fits.step_time, seen, cells, network, constants
+            )
             prediction = predict_from(
-                seen, replace(fits, step_time=simulated.step_time), objective, simulated.cells,
-                larger.price_per_worker_hour, timings, network,
+                seen, replace(fits, step_time=step_time), objective, kept,
+                larger.price_per_worker_hour, network,
             )  # fmt: skip
         except ValueError as error:
             left_out.append((network, error.args[0]))
             continue
-        problems += [f"with {network}, {problem}" for problem in simulated.refused]
-        doubts += simulated.not_known
+        notes += doubts
         predictions.append(prediction)
     if not predictions:
         raise ValueError("--network {}: {}".format(*left_out[0]))
     first, *others = predictions
-    codecs = dict.fromkeys(links_and_codec(prediction.network)[1] for prediction in predictions)
-    texts = (*problems, *_of_codecs(codecs, constants.codec_seconds), *doubts, *first.warnings)
     return replace(
         first,
         others=tuple(others),
         not_predicted=tuple(f"With {network}: {why}" for network, why in left_out),
-        warnings=tuple(dict.fromkeys(texts)),
+        warnings=tuple(dict.fromkeys((*notes, *first.warnings))),
     )
-
-
-def _of_codecs(codecs: Iterable[str], codec_seconds: Mapping[str, float]) -> Iterator[str]:
-    for codec in codecs:
-        if codec in ("", "none"):
-            continue
-        yield (
-            f"{codec} is simulated only in steps on more workers than were timed. The number of "
-            "steps to the target is that of the runs, although a codec may change it."
-        )
-        if codec not in codec_seconds:
-            yield f"no run measured the seconds that {codec} takes, so it takes none here."
 
 
 def _target(study: Study, accuracy: float | None, loss: float | None) -> Target:
@@ -234,55 +218,10 @@ def _target(study: Study, accuracy: float | None, loss: float | None) -> Target:
     return target_of(accuracy, loss)
 
 
-def _grid(
-    seen: Observed,
-    batches: Sequence[int] | None,
-    workers: Sequence[int] | None,
-    is_simulated: bool,
-) -> list[Key]:
-    """Return the cells of the given batches and workers, or else of those of the runs.
-
-    Raises:
-        ValueError: If there are fewer than two.
-    """
-    cells = default_grid(seen)
-    if is_simulated:
-        cells = larger_grid(seen, batches, workers)
-    elif batches is not None or workers is not None:
-        sizes = {cell[0] for cell in cells} if batches is None else set(batches)
-        cells = grid(seen, sorted(sizes), None if workers is None else sorted(set(workers)))
-    if not cells and (few := _without_cell(seen, batches, workers, cells)[0]):
-        raise ValueError(few[0])
-    if len(cells) < 2:
-        raise ValueError(
-            f"the grid has {'only one cell' if cells else 'no cells'}: there is nothing to choose "
-            "from. Give --batches (global, each a multiple of the workers times the passes of a "
-            "step, and no larger than the training set) or --workers, as in --batches 32,64,128 "
-            "--workers 1,2."
+def _without_cell(workers: Sequence[int] | None, cells: Sequence[Key]) -> Iterator[str]:
+    """Yield a sentence on the numbers of workers that have no cell, if there are some."""
+    if lost := sorted(set(workers or ()) - {count for _, count, *_ in cells}):
+        yield (
+            f"no batch size of the grid suits {counted(listed(lost), 'worker')}: it must be no "
+            "larger than the training set, and divide evenly among the workers."
         )
-    return cells
-
-
-def _without_cell(
-    seen: Observed,
-    batches: Sequence[int] | None,
-    workers: Sequence[int] | None,
-    cells: Sequence[Key],
-) -> tuple[list[str], list[str]]:
-    """Return a sentence on the numbers of workers that have less than one example for each worker
-    of any batch, and one on the others without a cell; each is left out if there are none.
-    """
-    lost = sorted(set(workers or ()) - {count for _, count, *_ in cells})
-    is_whole = all(way.card is None for way in seen.ways.values())
-    most = max(batches) if batches and is_whole else max(lost, default=0)
-    few = [count for count in lost if count > most]
-    others = ", ".join(str(count) for count in lost if count <= most)
-    of_few = (
-        f"batch {most} on {counted(listed(few), 'worker')} leaves less than one example for each: "
-        f"use --workers up to {most}, or larger --batches."
-    )
-    of_others = (
-        f"no batch size of the grid suits {counted(others, 'worker')}: it must be no larger than "
-        "the training set, and divide evenly among the workers."
-    )
-    return [of_few] * bool(few), [of_others] * bool(others)

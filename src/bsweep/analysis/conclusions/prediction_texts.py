@@ -129,7 +129,7 @@ class Prediction(Result):
         if not self.recommended["num_reached"]:
             return (
                 f"the recommended cell itself, to its target. {takes}, shows whether the "
-                f"prediction holds, and {gain}{self._probe_instead()}"
+                f"prediction holds, and {gain}"
             )
         if self.recommended["is_only_bounded"]:
             return (
@@ -291,12 +291,9 @@ class Prediction(Result):
         curve = self.curves[self.curves["network"] == prediction.network]
         if self.others or self.not_predicted:
             cell, amount = cell_name(prediction.recommended), prediction._whole_amount
-            simulated, timed = (
-                (", simulated", "")
-                if prediction.recommended["is_simulated"]
-                else ("", ", as timed")
-            )
-            yield f"With {prediction._links}{simulated}: {cell}, {amount}{timed}."
+            is_simulated = bool(prediction.recommended["is_simulated"])
+            links = prediction._links + ", simulated" * is_simulated
+            yield f"With {links}: {cell}, {amount}{', as timed' * (not is_simulated)}."
         for column, text in _BEGINNINGS.items():
             if curve[column].any():
                 row = curve[curve[column]].iloc[0]
@@ -305,19 +302,6 @@ class Prediction(Result):
                     f"From {counted(row['num_workers'], 'worker')} on, "
                     f"{text.format(critical=critical)}."
                 )
-
-    def _probe_instead(self) -> str:
-        """Return a sentence on the probe that would settle the step time of the recommended cell,
-        if the cell lies beyond those that were timed; empty for programs, which cannot be probed.
-        """
-        cell = self.recommended
-        if "(timed:" not in cell["beyond"] or self.seen.runs["strategy"].eq("program").any():
-            return ""
-        return (
-            ". To see only the time of its steps, type bsweep probe with the settings of the runs "
-            f"and local_batch={cell['local_batch']:g} num_workers={cell['num_workers']}, and then "
-            "this command with --probe"
-        )
 
     def _recommendation(self) -> dict[str, Any]:
         """Return the recommended cell for `as_json`, and which cells are near it."""

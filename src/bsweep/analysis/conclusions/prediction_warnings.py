@@ -4,8 +4,9 @@ the runs contradict, and on what was not measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,12 +14,11 @@ import pandas as pd
 from bsweep.analysis.cell_tables.statistics import differ_by_chance
 from bsweep.analysis.cell_tables.supported import ENOUGH_BATCHES
 from bsweep.analysis.prediction import critical_batch
-from bsweep.analysis.prediction.cells import CellRuns
 from bsweep.analysis.prediction.comparable_runs import schedule
 from bsweep.analysis.prediction.fitting import Fits
+from bsweep.analysis.prediction.likelihood import CellRuns
 from bsweep.analysis.prediction.missing_runs import bounded
 from bsweep.analysis.prediction.seen_runs import Observed, exact_batches, rate_rule
-from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.study import mixture
 from bsweep.analysis.study.beside_others import timed_beside
 from bsweep.analysis.study.numbers import number
@@ -33,9 +33,7 @@ _RULES = {
 }
 
 
-def warnings_of(
-    seen: Observed, fits: Fits, cells: pd.DataFrame, place: int, timings: Sequence[Timing]
-) -> Iterator[str]:
+def warnings_of(seen: Observed, fits: Fits, cells: pd.DataFrame, place: int) -> Iterator[str]:
     """Yield warnings on a prediction.
 
     Args:
@@ -43,36 +41,39 @@ def warnings_of(
         fits: The fits to them.
         cells: The predicted cells, see `forecast`.
         place: The number of the recommended one.
-        timings: What was timed beside the runs.
     """
-    runs, cell, num_known = seen.runs, cells.iloc[place], len(exact_batches(seen.runs))
+    cell, known = cells.iloc[place], exact_batches(seen.runs)
     yield from _of_rates(seen)
     yield from contradictions(seen.steps(), float(np.median(fits.steps.sigma)), rate_rule(seen))
-    yield from _of_other_steps(runs)
-    if num_known < ENOUGH_BATCHES:
+    yield from _of_other_steps(seen.runs)
+    lacking = ENOUGH_BATCHES - len(known)
+    if lacking > 0:
         yield (
-            f"{counted(num_known, 'batch size')} reached the target after the first evaluation, "
+            f"{counted(len(known), 'batch size')} reached the target after the first evaluation, "
             "but the formula for the steps, S_min + E_min / B, has two parameters: "
-            f"{ENOUGH_BATCHES - num_known} more would test the formula. Until then, the intervals "
-            "depend on what bsweep assumes of any study."
+            f"{lacking} more would test the formula. Until then, the intervals depend on what "
+            "bsweep assumes of any study."
         )
-    is_known = int(cell["global_batch"]) in exact_batches(runs)
-    if (num_known < ENOUGH_BATCHES or not is_known) and (text := bounded(runs, seen.target)):
+    is_bounded = lacking > 0 or int(cell["global_batch"]) not in known
+    if is_bounded and (text := bounded(seen.runs, seen.target)):
         yield text
-    yield from _of_untimed_workers(seen, cells, timings)
+    yield from _of_untimed_workers(seen, cells)
+    yield from _of_machines(seen)
+    yield from _of_formulas(fits)
+    yield from _of_cell(cell)
+    yield from critical_batch.disagreements(fits.critical_batches)
+
+
+def _of_machines(seen: Observed) -> Iterator[str]:
+    """Yield warnings on what the runs' times depend on beside the cell. Runs on different hardware
+    were refused before.
+    """
+    runs = seen.runs
     if runs.loc[runs["device"] == "cpu"].groupby("num_workers")["threads"].first().nunique() > 1:
         yield (
             "the threads of a worker change with the number of workers, but the formula for the "
-            "time of a step assumes that each worker computes as fast as a worker alone. Give "
-            "launch.threads_per_worker."
+            "seconds of a step takes all workers as equally fast. Give launch.threads_per_worker."
         )
-    if cell["num_runs"] and not cell["num_reached"]:
-        yield (
-            "no run of the recommended cell reached the target. The prediction assumes that longer "
-            "runs would have reached it, although a batch size may never reach it. Train this cell "
-            "for longer first."
-        )
-    # Runs on different hardware were refused before.
     for name, values in mixture.mixture(runs, seen.study.provenance).items():
         yield (
             f"the runs used different versions of {name}, so their times may differ: "
@@ -84,6 +85,10 @@ def warnings_of(
             f"{counted(count, 'run')} shared the machine with other runs (launch.parallel). The "
             "prediction uses their numbers of steps, but not their times."
         )
+
+
+def _of_formulas(fits: Fits) -> Iterator[str]:
+    """Yield warnings on formulas that miss the runs by more than usual."""
     for name, fitted, normal in (
         ("steps to the target", fits.steps, _NORMAL_STEPS),
         ("seconds of a step", fits.step_time, _NORMAL_SECONDS),
@@ -94,6 +99,15 @@ def warnings_of(
                 f"{normal:.0%} is normal. Do not rely on cells that were not measured: a formula "
                 "that does not hold can be far off there."
             )
+
+
+def _of_cell(cell: pd.Series[Any]) -> Iterator[str]:
+    """Yield warnings on the recommended cell."""
+    if cell["num_runs"] and not cell["num_reached"]:
+        yield (
+            "no run of the recommended cell reached the target, and its batch size may never reach "
+            "it. Train this cell for longer first."
+        )
     if cell["is_simulated"]:
         yield (
             "the seconds of a step of the recommended cell are simulated, not measured. Time a few "
@@ -104,7 +118,6 @@ def warnings_of(
             f"the recommended cell lies beyond what was measured: {cell['beyond']}. Train this "
             "cell before you rely on it."
         )
-    yield from critical_batch.disagreements(fits.critical_batches)
 
 
 def _of_rates(seen: Observed) -> Iterator[str]:
@@ -114,21 +127,18 @@ def _of_rates(seen: Observed) -> Iterator[str]:
         for rule in sorted(set(runs["lr_rule"].dropna()) & _RULES.keys()):
             yield (
                 f"optimizer.lr_rule={rule}: {_RULES[rule]}, but the formula for the steps, S_min + "
-                "E_min / B, needs a rate that suits each batch. The prediction holds only for this "
-                "rule, and is a guess beyond the batches of the runs. Use a rule that follows the "
-                "batch, such as optimizer.lr_rule=linear, or tune optimizer.lr for each batch."
+                "E_min / B, needs a rate that suits each batch. Beyond the batches of the runs, it "
+                "is a guess. Use optimizer.lr_rule=linear, or tune optimizer.lr for each batch."
             )
     if (name := schedule(runs)) != "constant":
         yield (
-            f"the learning rate follows a schedule ({name}) over the configured epochs of a run. "
-            "So the steps to a target depend on the number of epochs, and a run that ends at its "
-            "target does not reach the end of the schedule."
+            f"the learning rate follows a schedule ({name}) over the configured epochs of a run, "
+            "so the steps to a target depend on the number of epochs."
         )
     if seen.rates:
         yield (
-            "several learning rates were tried: each batch uses its best rate, at which the "
-            "largest share of runs reaches the target, and among equals the one with the fewest "
-            f"steps ({rate_rule(seen)}). Use --where lr=... to keep one rate."
+            f"several learning rates were tried: each batch uses its best one ({rate_rule(seen)}). "
+            "Use --where lr=... to keep one rate."
         )
         more = 100 * np.expm1(max(seen.optimism.values(), default=0.0))
         if more >= 0.05:
@@ -171,9 +181,8 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
                 sentence = f"batch {more:g} {did}, batch {less:g} {needed}at most {at_most}."
         if sentence:
             yield (
-                f"{sentence} The formula for the steps, S_min + E_min / B, does not explain this. "
-                f"Possible causes are the learning rate (rule: {rule}), generalisation and "
-                "BatchNorm."
+                f"{sentence} The formula for the steps, S_min + E_min / B, does not explain this, "
+                f"but the learning rate (rule: {rule}), generalisation or BatchNorm may."
             )
 
 
@@ -215,10 +224,8 @@ def _of_other_steps(runs: pd.DataFrame) -> Iterator[str]:
                 )
 
 
-def _of_untimed_workers(
-    seen: Observed, cells: pd.DataFrame, timings: Sequence[Timing]
-) -> Iterator[str]:
-    known = sorted({timing.cell.num_workers for timing in (*seen.timings(), *timings)})
+def _of_untimed_workers(seen: Observed, cells: pd.DataFrame) -> Iterator[str]:
+    known = sorted({timing.cell.num_workers for timing in seen.timings()})
     guessed = cells.loc[~cells["is_simulated"], "num_workers"]
     others = sorted(set(guessed) - {1, *known})
     if others and (len(known) < 2 or max(others) > max(known)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,24 +35,12 @@ _NONE = (
 )
 
 
-class Simulated(NamedTuple):
-    """A fit of step times that takes cells on more workers than were timed from a simulation.
-
-    `cells` are those of the grid but for those that bsweep would refuse to train so, and `refused`
-    says why, with one message for each way of sharing the model. `not_known` says what is simulated
-    although nobody measured or gave it.
-    """
-
-    step_time: StepTimeFit
-    cells: list[Key]
-    refused: tuple[str, ...]
-    not_known: tuple[str, ...]
-
-
 def with_simulated(
     step_time: StepTimeFit, seen: Observed, grid: Sequence[Key], network: str, constants: Constants
-) -> Simulated:
-    """Return a fit that takes cells on more workers than were timed from a simulation.
+) -> tuple[StepTimeFit, list[Key], list[str]]:
+    """Return a fit that takes cells on more workers than were timed from a simulation, the cells of
+    the grid but for those that bsweep would refuse to train so, and sentences on what is left out
+    and what is simulated although nobody measured or gave it.
 
     Args:
         step_time: The fit.
@@ -85,9 +72,16 @@ def with_simulated(
         kept.append((batch, workers, passes, name))
     if not log_seconds:
         raise ValueError(next(iter(refused.values()), _NONE))
-    doubts = not_known(constants, [*simulated.values()], [links])
-    fit = replace(step_time, simulated=log_seconds)
-    return Simulated(fit, kept, tuple(refused.values()), tuple(doubts))
+    notes = [f"with {network}, {problem}" for problem in refused.values()]
+    if codec not in ("", "none"):
+        notes.append(
+            f"{codec} is simulated only in steps on more workers than were timed. The number of "
+            "steps to the target is that of the runs, although a codec may change it."
+        )
+        if codec not in constants.codec_seconds:
+            notes.append(f"no run measured the seconds that {codec} takes, so it takes none here.")
+    notes += not_known(constants, [*simulated.values()], [links])
+    return replace(step_time, simulated=log_seconds), kept, notes
 
 
 def _most_timed(step_time: StepTimeFit, strategy: str) -> float:
@@ -107,14 +101,7 @@ def larger_grid(
     """
     if workers is None:
         workers = [*_DOUBLINGS, *(int(count) for count in seen.runs["num_workers"])]
-    if batches is not None:
-        return grid(seen, sorted(set(batches)), sorted(set(workers)))
-    sizes = {int(batch) for batch in seen.runs["global_batch"]}
-    batch, most = min(sizes), seen.runs["local_batch"].max() * max(workers)
-    while batch <= most:
-        sizes.add(batch)
-        batch *= 2
-    return grid(seen, sorted(sizes), sorted(set(workers)))
+    return grid(seen, batches, workers, int(seen.runs["local_batch"].max() * max(workers)))
 
 
 def check_networks(larger: LargerClusters) -> None:
@@ -183,12 +170,10 @@ def links_and_codec(text: str) -> tuple[str, str]:
     that such a text may name; empty for that of the runs.
 
     Raises:
-        ValueError: If the text names two codecs, or none after `compression=`.
+        ValueError: If the text names no codec after `compression=`.
     """
     words = [word.strip() for word in text.split(",")]
     codecs = [word.removeprefix(_CODEC) for word in words if word.startswith(_CODEC)]
-    if len(codecs) > 1:
-        raise ValueError(f"--network {text}: {_CODEC} is there twice. Give it once.")
     if "" in codecs:
         raise ValueError(f"--network {text}: name a codec, as in {_CODEC}fp16.")
     links = ",".join(word for word in words if not word.startswith(_CODEC))

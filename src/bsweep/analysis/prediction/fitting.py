@@ -13,13 +13,13 @@ import pandas as pd
 
 from bsweep.analysis.cell_tables.supported import ENOUGH_BATCHES
 from bsweep.analysis.prediction import critical_batch
-from bsweep.analysis.prediction.cells import evenly
 from bsweep.analysis.prediction.critical_batch import CriticalBatch
 from bsweep.analysis.prediction.forecast import Key, drawn, measured_log
+from bsweep.analysis.prediction.likelihood import evenly
 from bsweep.analysis.prediction.missing_runs import missing
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.analysis.prediction.seen_runs import CELL, Observed
-from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
+from bsweep.analysis.prediction.step_time import StepTimeFit, fit_step_time
 from bsweep.analysis.prediction.steps import (
     CRITICAL_FACTOR,
     CriticalBatchPrior,
@@ -44,7 +44,6 @@ class Fits:
 
 def fit(
     seen: Observed,
-    timings: Sequence[Timing] = (),
     num_draws: int = NUM_DRAWS,
     *,
     searched: Sequence[int] = (),
@@ -59,12 +58,11 @@ def fit(
 
     Args:
         seen: The runs.
-        timings: Step timings beside those of the runs, as from a probe.
         num_draws: The number of draws from each posterior.
         searched: The global batch sizes of a search. Any number of batch sizes is then enough, and
             the median of the critical batch's wide prior is the geometric mean of these sizes. So
             the prior does not depend on which of them was run first.
-        like: Fits to these runs and timings and to others, whose weights of runs are used.
+        like: Fits to these runs and to others, whose weights of runs are used.
 
     Raises:
         ValueError: If there are too few points. The message says what is missing.
@@ -73,7 +71,7 @@ def fit(
     branched = critical_batch.from_branches(critical_batch.branches_of(seen), num_draws)
     elsewhere = next((known.as_prior() for known in (branched, noise) if known.is_known), None)
     least_batches = 0 if searched else 2 if elsewhere is None else 1
-    if problem := missing(seen, least_batches, has_timings=bool(timings)):
+    if problem := missing(seen, least_batches):
         raise ValueError(problem)
     wide = None
     if searched:
@@ -90,13 +88,13 @@ def fit(
     if steps is None or prior is not wide:
         steps = fit_steps(runs, prior, num_draws, weights=weights)
     step_time = fit_step_time(
-        [*seen.timings(), *timings], num_draws, across_from=seen.across_from(),
+        seen.timings(), num_draws, across_from=seen.across_from(),
         weights=like.step_time.weights if like else None, byte_seconds=seen.byte_seconds(),
     )  # fmt: skip
     return Fits(steps, step_time, (by_steps, noise, branched))
 
 
-def leave_out(seen: Observed, whole: Fits, timings: Sequence[Timing] = ()) -> pd.DataFrame:
+def leave_out(seen: Observed, whole: Fits) -> pd.DataFrame:
     """Predict the time to the target of measured cells without the runs of their batch size, and
     without those of their worker count, and return a table of the errors.
 
@@ -125,9 +123,8 @@ def leave_out(seen: Observed, whole: Fits, timings: Sequence[Timing] = ()) -> pd
         groups += [(name, float(values[place])) for place in chosen]
     rows = []
     for name, value in groups:
-        further = [timing for timing in timings if getattr(timing.cell, name) != value]
         try:
-            fits = fit(seen.without(name, value), further, _LEFT_OUT_DRAWS, like=whole)
+            fits = fit(seen.without(name, value), _LEFT_OUT_DRAWS, like=whole)
         except ValueError:
             continue
         cells = {}
@@ -150,8 +147,8 @@ def _missed(runs: pd.DataFrame, fits: Fits, logs: Array, scatter: Array) -> tupl
     """Return by how much the draws of a cell's log seconds from other cells miss the cell's runs,
     in the order of the columns of `leave_out`. `scatter` is that of a single run.
     """
-    of_mean = logs + scatter / np.sqrt(len(runs))
-    low, high = np.exp(np.quantile(of_mean, critical_batch.INTERVAL))
+    means = logs + scatter / np.sqrt(len(runs))
+    low, high = np.exp(np.quantile(means, critical_batch.INTERVAL))
     is_bound = not runs["reached"].eq(True).any()
     log = (
         np.log(runs["trained_seconds"].astype(float)).mean()

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.prediction.cells import FREEDOM, mean_log
 from bsweep.analysis.prediction.critical_batch import INTERVAL
+from bsweep.analysis.prediction.likelihood import FREEDOM, mean_log
 from bsweep.analysis.prediction.power import watts
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.seen_runs import CELL, Observed, to_target_of
@@ -35,13 +35,11 @@ class Forecast:
     `cells` has a row for each cell; see `forecast` for its columns. `log_seconds` are of a typical
     run, the median over seeds; cells are compared by them. `log_run_seconds` are of one further run
     and include the scatter between seeds; intervals for a measurement come from them.
-    `log_step_seconds` are of a typical step.
     """
 
     cells: pd.DataFrame
     log_seconds: Array
     log_run_seconds: Array
-    log_step_seconds: Array
 
 
 Key = tuple[int, int, int, str]
@@ -58,46 +56,43 @@ def keys_of(cells: pd.DataFrame) -> list[Key]:
     ]
 
 
-def default_grid(seen: Observed) -> list[Key]:
-    """Return the default grid of a prediction: the worker counts of the runs, each with the batch
-    sizes of the runs and with doublings of the smallest one, as far as `grid` keeps the pairs.
-
-    The doublings go from the smallest global batch of the runs to the largest. Each way of sharing
-    the model has the worker counts of its own runs.
-    """
-    measured = {int(batch) for batch in seen.runs["global_batch"]}
-    batch = min(measured)
-    while batch <= max(measured):
-        measured.add(batch)
-        batch *= 2
-    return grid(seen, sorted(measured))
-
-
-def grid(seen: Observed, batches: Sequence[int], workers: Sequence[int] | None = None) -> list[Key]:
-    """Return cells (global batch, workers, passes) for those pairs of the given batch sizes and
-    worker counts whose batch divides evenly and is no larger than the training set.
+def grid(
+    seen: Observed,
+    batches: Sequence[int] | None = None,
+    workers: Sequence[int] | None = None,
+    largest: int | None = None,
+) -> list[Key]:
+    """Return cells for those pairs of a batch size and a worker count whose batch divides evenly
+    and is no larger than the training set.
 
     A batch divides evenly if every worker gets equal whole batches, in the most frequent number of
-    passes among the runs. There is a cell for each way of sharing the model. Without `workers`,
-    each way has the worker counts of its runs.
+    passes among the runs. There is a cell for each way of sharing the model.
+
+    Args:
+        seen: The runs.
+        batches: Global batch sizes. None takes those of the runs, and doublings of the smallest.
+        workers: Worker counts. None takes for each way those of its runs.
+        largest: The size up to which the smallest is doubled. None takes the largest of the runs.
     """
-    passes = int(seen.runs["passes"].mode()[0])
-    num_train = seen.runs["num_train"].max()
-    most = int(num_train) if pd.notna(num_train) else max(batches)
-    found: list[Key] = []
+    passes, num_train = int(seen.runs["passes"].mode()[0]), seen.runs["num_train"].max()
+    sizes = {int(batch) for batch in seen.runs["global_batch"]}
+    doublings = ((largest or max(sizes)) // min(sizes)).bit_length()
+    sizes |= {min(sizes) << doubling for doubling in range(doublings)}
+    sizes = sizes if batches is None else set(batches)
+    kept = sorted(size for size in sizes if not size > num_train)  # it may be NaN
+    cells: list[Key] = []
     for name, way in seen.ways.items():
-        own = seen.runs.loc[seen.runs["way"] == name, "num_workers"]
-        counts = sorted({int(count) for count in own}) if workers is None else workers
-        cells = [(b, count, passes) for count in counts for b in batches if b <= most]
-        found += [(*cell, name) for cell in cells if way.divides(*cell)]
-    return found
+        counts = seen.runs.loc[seen.runs["way"] == name, "num_workers"]
+        for count in sorted({int(count) for count in counts} if workers is None else set(workers)):
+            cells += [(b, count, passes, name) for b in kept if way.divides(b, count, passes)]
+    return cells
 
 
 def forecast(
     seen: Observed,
     steps: StepsFit,
     step_time: StepTimeFit,
-    of: Sequence[Key],
+    keys: Sequence[Key],
     price_per_worker_hour: float | None = None,
 ) -> Forecast:
     """Predict the time to the target for each cell of a grid, from the fits of the steps to the
@@ -131,16 +126,18 @@ def forecast(
     - `problem`: why the cell cannot be trained, or empty.
     """
     by_way: dict[str, list[tuple[int, int, int]]] = {}
-    for batch, workers, passes, name in of:
+    for batch, workers, passes, name in keys:
         by_way.setdefault(name, []).append((batch, workers, passes))
-    every = [
-        _of_way(seen, name, steps, step_time, cells, price_per_worker_hour)
-        for name, cells in by_way.items()
-        if step_time.knows(seen.ways[name].cell(*cells[0]))
+    parts = [
+        _of_way(seen, name, steps, step_time, numbers, price_per_worker_hour)
+        for name, numbers in by_way.items()
+        if step_time.knows(seen.ways[name].cell(*numbers[0]))
     ]
-    table = pd.concat([one.cells for one in every], ignore_index=True)
-    logs = ([one.log_seconds, one.log_run_seconds, one.log_step_seconds] for one in every)
-    return Forecast(table, *(np.concatenate(of, axis=1) for of in zip(*logs, strict=True)))
+    return Forecast(
+        pd.concat([part.cells for part in parts], ignore_index=True),
+        np.concatenate([part.log_seconds for part in parts], axis=1),
+        np.concatenate([part.log_run_seconds for part in parts], axis=1),
+    )
 
 
 def _of_way(
@@ -148,16 +145,18 @@ def _of_way(
     name: str,
     steps: StepsFit,
     step_time: StepTimeFit,
-    of: Sequence[tuple[int, int, int]],
+    numbers: Sequence[tuple[int, int, int]],
     price_per_worker_hour: float | None,
 ) -> Forecast:
-    """Return the forecast of cells with one way of sharing the model."""
+    """Return the forecast of cells with one way of sharing the model, given the numbers `CELL` of
+    each.
+    """
     seen, way = whole.of_way(name), whole.ways[name]
-    keys = [way.cell(*cell) for cell in of]
+    keys = [way.cell(*cell) for cell in numbers]
     log_steps, log_step, scatter = drawn(steps, step_time, keys)
     log_seconds = log_steps + log_step
-    local_batches = [way.local_batch(*cell) for cell in of]
-    table = pd.DataFrame(list(of), columns=CELL).assign(way=name, local_batch=local_batches)
+    local_batches = [way.local_batch(*cell) for cell in numbers]
+    table = pd.DataFrame(list(numbers), columns=CELL).assign(way=name, local_batch=local_batches)
     table = table.join(_quantiles("seconds", log_seconds, log_seconds + scatter))
     table[["typical_low", "typical_high"]] = np.exp(np.quantile(log_seconds, INTERVAL, axis=0)).T
     table = table.join(_quantiles("steps", log_steps)).join(_quantiles("step_seconds", log_step))
@@ -166,7 +165,7 @@ def _of_way(
     table["money"] = table["worker_seconds"] / 3600 * price
     table["joules"] = table["worker_seconds"] * watts(seen.runs, table)
     table = table.join(_parts(seen, steps, step_time, keys).mul(table["seconds"], axis="index"))
-    table = table.merge(_measured(seen, steps, step_time, set(of)), on=CELL, how="left")
+    table = table.merge(_measured(seen, steps, step_time, set(numbers)), on=CELL, how="left")
     table[["num_runs", "num_reached"]] = table[["num_runs", "num_reached"]].fillna(0).astype(int)
     table["is_only_bounded"] = table["is_only_bounded"].eq(True)
     table["is_unreached"] = are_unreached(table["global_batch"], whole.runs)
@@ -175,25 +174,25 @@ def _of_way(
     table["is_extrapolated"] = table["beyond"] != ""
     table["is_simulated"] = [key in step_time.simulated for key in keys]
     table["problem"] = problems_of_cells(seen.runs, table, way)
-    return Forecast(table, log_seconds, log_seconds + scatter, log_step)
+    return Forecast(table, log_seconds, log_seconds + scatter)
 
 
 def drawn(
-    steps: StepsFit, step_time: StepTimeFit, of: Sequence[Cell]
+    steps: StepsFit, step_time: StepTimeFit, cells: Sequence[Cell]
 ) -> tuple[Array, Array, Array]:
     """Return posterior draws for each of several cells, of shape (draws, cells): the logarithms of
     the steps to the target, those of the seconds of a step, and by how much the log time of one run
     differs from their sum.
     """
-    batches = [cell.global_batch for cell in of]
+    batches = [cell.global_batch for cell in cells]
     log_steps = np.stack([steps.log_steps(float(round(batch))) for batch in batches], axis=1)
-    log_step = np.stack([step_time.log_seconds(cell) for cell in of], axis=1)
+    log_step = np.stack([step_time.log_seconds(cell) for cell in cells], axis=1)
     rng = np.random.default_rng([steps.seed, 3])
-    of_steps, of_step = (
+    noise = [
         sigma[:, None] * rng.standard_t(FREEDOM, log_steps.shape)
         for sigma in (steps.sigma, step_time.sigma)
-    )
-    return log_steps, log_step, of_steps + of_step
+    ]
+    return log_steps, log_step, noise[0] + noise[1]
 
 
 def _quantiles(name: str, logs: Array, spread: Array | None = None) -> pd.DataFrame:
@@ -236,11 +235,11 @@ def _measured(
 ) -> pd.DataFrame:
     runs = seen.runs[pd.MultiIndex.from_frame(seen.runs[CELL]).isin(wanted)]
     rows = []
-    for key, of in runs.groupby(CELL):
-        reached = of[of["reached"].eq(True)]
+    for key, group in runs.groupby(CELL):
+        reached = group[group["reached"].eq(True)]
         is_only_bounded = len(reached) > 0 and reached["is_bound"].eq(True).all()
-        seconds = np.exp(measured_log(of, steps, step_time))
-        rows.append((*key, len(of), len(reached), is_only_bounded, seconds))
+        seconds = np.exp(measured_log(group, steps, step_time))
+        rows.append((*key, len(group), len(reached), is_only_bounded, seconds))
     names = ["num_runs", "num_reached", "is_only_bounded", "measured_seconds"]
     return pd.DataFrame(rows, columns=[*CELL, *names]).astype(dict.fromkeys(names, float))
 
@@ -287,22 +286,22 @@ def _beyond(
         batches: The global batches of the runs.
         timed: The cells whose steps were timed. Those of other strategies tell nothing.
     """
-    found = []
+    texts = []
     for cell, key in zip(table.to_dict("records"), keys, strict=True):
-        own = [one for one in timed if one.form.strategy == key.form.strategy]
+        alike = [other for other in timed if other.form.strategy == key.form.strategy]
         group = cell["local_batch"] / key.local_batch  # workers that compute the same examples
         known: dict[str, Sequence[float]] = {
             "global_batch": batches,
-            "local_batch": [one.local_batch * group for one in own],
-            "num_workers": [one.num_workers for one in own],
+            "local_batch": [other.local_batch * group for other in alike],
+            "num_workers": [other.num_workers for other in alike],
         }
         words = []
         for name, values in known.items():
             least, most, value = min(values), max(values), cell[name]
             if not least <= value <= most:
                 words.append(_beyond_words(name, f"{value:g}", f"{least:g}", f"{most:g}"))
-        found.append(", ".join(words))
-    return found
+        texts.append(", ".join(words))
+    return texts
 
 
 def _beyond_words(name: str, value: str, least: str, most: str) -> str:
@@ -323,10 +322,10 @@ def problems_of_cells(runs: pd.DataFrame, table: pd.DataFrame, way: Way) -> list
 
     def is_too_large(row: Mapping[Any, Any]) -> bool:
         workers, batch = row["num_workers"], row["local_batch"]
-        own = failed[failed["num_workers"] >= workers] if way.card else failed
+        alike = failed[failed["num_workers"] >= workers] if way.card else failed
         largest = [most for count, most in way.largest.items() if count >= workers]
         has_fit = row["num_reached"] > 0
-        return bool((own["local_batch"] <= batch).any()) or (
+        return bool((alike["local_batch"] <= batch).any()) or (
             batch > min(largest, default=math.inf) and not has_fit
         )
 

@@ -13,7 +13,7 @@ from bsweep.core.words import counted, joined, listed
 _WANTED_EVALUATIONS = 10  # of a run before its target
 
 
-def missing(seen: Observed, least_batches: int = 2, has_timings: bool = False) -> str:
+def missing(seen: Observed, least_batches: int = 2) -> str:
     """Return a text that says why the runs are too few for a prediction, and what to do; empty if
     they are enough.
 
@@ -21,7 +21,6 @@ def missing(seen: Observed, least_batches: int = 2, has_timings: bool = False) -
         seen: The runs.
         least_batches: How many batch sizes must have reached the target after their first
             evaluation, see `exact_batches`.
-        has_timings: True if steps were timed elsewhere.
     """
     runs, target = seen.runs, seen.target
     if not runs["reached"].notna().any():
@@ -37,7 +36,7 @@ def missing(seen: Observed, least_batches: int = 2, has_timings: bool = False) -
         )
         remedy = (evaluated_once(runs) or "Run one more batch size.") if known else ""
         return joined([few, remedy, bounded(runs, target)])
-    if not (runs["step_seconds"] > 0).any() and not has_timings:
+    if not (runs["step_seconds"] > 0).any() and not seen.probed:
         if runs["run_id"].isin(timed_beside(seen.study.provenance)).any():
             return (
                 "all runs with timed steps shared the machine with other runs (launch.parallel), "

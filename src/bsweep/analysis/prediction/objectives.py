@@ -15,22 +15,19 @@ from bsweep.analysis.prediction.critical_batch import INTERVAL
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.study.numbers import number
-from bsweep.config.values import did_you_mean, parse_seconds
+from bsweep.config.values import check_above_zero, did_you_mean, parse_seconds
 from bsweep.core.words import counted
 
 Measure = Literal["seconds", "worker_seconds", "money", "joules"]
 
 CLOSE = 0.05  # Cells within this fraction of the best count as equally good.
-NUM_TIMED_STEPS = 50  # steps that time a cell
 LEAST_GAIN = 0.005  # A run with a smaller gain is not worthwhile.
 SURE = 0.9  # the probability required of meeting a deadline, and of a sure choice
 TELLS_APART = (
     0.05  # A cell that is better with a smaller probability is told from the recommended one.
 )
 _MEASURES: dict[str, Measure] = {
-    "fastest": "seconds", "cheapest": "worker_seconds", "seconds": "seconds",
-    "worker_seconds": "worker_seconds",
-    "money": "money", "joules": "joules",
+    "fastest": "seconds", "cheapest": "worker_seconds", "joules": "joules",
 }  # fmt: skip
 _EXAMPLES = (
     "fastest, cheapest, joules, deadline=2h, workers<=4, or several of them, as in "
@@ -59,13 +56,9 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
     With a price, worker-seconds become money.
 
     Raises:
-        ValueError: If the text or the price is wrong, or a needed price is missing.
+        ValueError: If the text or the price is wrong.
     """
-    if price_per_worker_hour is not None and not 0 < price_per_worker_hour < np.inf:
-        raise ValueError(
-            f"--price-per-worker-hour {price_per_worker_hour:g}: give a positive price for an hour "
-            "of a worker, such as 2.5."
-        )
+    check_above_zero("price-per-worker-hour", price_per_worker_hour, 2.5)
     chosen = Objective(text=text)
     given: list[Measure] = []
     for word in (word.strip() for word in text.split(",")):
@@ -85,16 +78,12 @@ def parse_objective(text: str, price_per_worker_hour: float | None = None) -> Ob
     # With a deadline, finishing even sooner has no value, so the cost is minimized.
     within: Measure = "worker_seconds" if chosen.deadline_seconds else "seconds"
     least = given[0] if given else within
-    if least == "money" and price_per_worker_hour is None:
-        raise ValueError(
-            f"objective {text!r} needs a price: give one such as --price-per-worker-hour 2.5."
-        )
     is_priced = least == "worker_seconds" and price_per_worker_hour is not None
     return replace(chosen, minimize="money" if is_priced else least)
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenCell:
     """The recommended cell, as the number of its row in the prediction's table, and how sure the
     recommendation is.
 
@@ -130,14 +119,14 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
         return logs
     amounts = forecast.cells[["num_workers", "worker_seconds", objective.minimize]].astype(float)
     workers, worker_seconds, amount = amounts.to_numpy().T
-    of_worker_second = amount / worker_seconds
-    if np.isnan(of_worker_second).all():  # only of joules: money has a price
+    rates = amount / worker_seconds
+    if np.isnan(rates).all():  # only of joules: money has a price
         raise ValueError(
             "objective joules: the energy of no run is known. Either the hardware did not report "
             "it (NVIDIA GPUs report it by NVML, CPUs by RAPL counters if the user may read them), "
             "or the runs shared their machine (launch.parallel). Use fastest or cheapest."
         )
-    return np.asarray(logs + np.log(workers * of_worker_second))
+    return np.asarray(logs + np.log(workers * rates))
 
 
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
@@ -145,7 +134,7 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
     probabilities that the cell meets the deadline, is the best and is close to the best.
 
     The added columns are `is_allowed`, `probability_in_time` (NaN without a deadline),
-    `probability_best` and `probability_close`. The last two are defined in `Choice`, and are 0 for
+    `probability_best` and `probability_close`. `ChosenCell` defines the last two, which are 0 for
     cells that are not allowed. A cell is allowed if it has no problem, keeps the objective's
     limits, and its energy is known, if it counts. Cells with `is_unreached` are allowed only if no
     other cell that can be trained is left within `max_workers`.
@@ -179,7 +168,7 @@ def _possible(cells: pd.DataFrame, objective: Objective) -> pd.Series[bool]:
     return (cells["problem"] == "") & (cells["num_workers"] <= most_workers)
 
 
-def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
+def choose_cell(forecast: Forecast, objective: Objective) -> ChosenCell:
     """Choose the recommended cell: of the allowed cells, the one with the least median of the
     measure to minimize. `with_probabilities` says which cells are allowed.
 
@@ -196,12 +185,12 @@ def choose_cell(forecast: Forecast, objective: Objective) -> Choice:
     place, *others = (int(cell) for cell in order)
     is_better = {cell: float((values[:, cell] < values[:, place]).mean()) for cell in others}
     likely = [cell for cell in others if is_better[cell] >= TELLS_APART]
-    of_run = log_objective(forecast, objective, of_run=True)[:, place]
-    low, high = np.exp(np.quantile(of_run, INTERVAL))
+    run_values = log_objective(forecast, objective, of_run=True)[:, place]
+    low, high = np.exp(np.quantile(run_values, INTERVAL))
     is_measured = table["num_reached"].gt(0) & table["measured_seconds"].notna()
     recommended = table.iloc[place]
     in_time = float(recommended["probability_in_time"])
-    return Choice(
+    return ChosenCell(
         place=place,
         value=float(np.exp(np.median(values[:, place]))),
         low=float(low),
@@ -235,47 +224,27 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
     )
 
 
-def gains(
-    forecast: Forecast, objective: Objective, steps_sigma: Array, step_sigma: Array
-) -> pd.DataFrame:
-    """Return the knowledge gradient of each cell: the expected saving, as a fraction of time or
-    cost, from one more measurement of the cell. A measurement saves if it leads to the choice of a
-    better cell.
+def with_gains(forecast: Forecast, objective: Objective, sigma: Array) -> pd.DataFrame:
+    """Return the table of `with_probabilities` with the column `gain`, the knowledge gradient of
+    each cell: the expected saving, as a fraction of time or cost, from one more run of the cell to
+    the target. A run saves if it leads to the choice of a better cell.
 
     The logarithms are taken as jointly normal over cells. A measurement moves all expectations
     along their covariance with it. The gain is the expected fall of the least expectation (Frazier,
     Powell and Dayanik, 2009). This is the fraction of time (or cost) that choosing afterwards saves
-    over choosing now.
-
-    Each cell has two rows, by `kind`: a `run` to the target, or a few `steps` that are timed. The
-    columns are `CELL`, `way`, `local_batch`, `is_simulated`, `kind`, `gain`, `worker_seconds` of
-    the measurement and `gain_per_worker_second`. The gain is 0 if the cell itself is not allowed.
+    over choosing now. It is 0 if the cell itself is not allowed.
 
     Args:
         forecast: The present predictions.
         objective: The objective to minimize.
-        steps_sigma: Standard deviation of log steps between runs, by draw.
-        step_sigma: Standard deviation of the log seconds of a step, by draw.
+        sigma: Standard deviation of the log seconds of runs of a cell, by draw.
     """
     table = with_probabilities(forecast, objective)
     allowed = np.flatnonzero(table["is_allowed"])
-    values = log_objective(forecast, objective)[:, allowed]
-    names = ["global_batch", "num_workers", "passes", "way", "local_batch", "is_simulated"]
-    cells = table[names]
-    worker_steps = NUM_TIMED_STEPS * table["step_seconds"] * table["num_workers"]
-    both = []
-    for kind, measured, noise, cost in (
-        ("run", forecast.log_seconds, np.hypot(steps_sigma, step_sigma), table["worker_seconds"]),
-        ("steps", forecast.log_step_seconds, step_sigma, worker_steps),
-    ):
-        gain = np.zeros(len(table))
-        gain[allowed] = _gains(values, measured[:, allowed], float(np.mean(noise**2)))
-        both.append(
-            cells.assign(
-                kind=kind, gain=gain, worker_seconds=cost, gain_per_worker_second=gain / cost
-            )
-        )
-    return pd.concat(both, ignore_index=True)
+    values, seconds = log_objective(forecast, objective), forecast.log_seconds
+    gain = np.zeros(len(table))
+    gain[allowed] = _gains(values[:, allowed], seconds[:, allowed], float(np.mean(sigma**2)))
+    return table.assign(gain=gain)
 
 
 def _gains(values: Array, measured: Array, noise: float) -> list[float]:

@@ -30,10 +30,9 @@ def watts(runs: pd.DataFrame, cells: pd.DataFrame) -> Array:
     """
     if "energy_joules" not in runs:
         return np.full(len(cells), np.nan)
-    own = runs["energy_joules"].astype(float) / (
-        runs["train_seconds"].astype(float) * runs["num_workers"]
-    )
-    known = runs.assign(watts=own, rate=_rates(runs)).dropna(subset=["watts", "rate"])
+    worker_seconds = runs["train_seconds"].astype(float) * runs["num_workers"]
+    watts = runs["energy_joules"].astype(float) / worker_seconds
+    known = runs.assign(watts=watts, rate=_rates(runs)).dropna(subset=["watts", "rate"])
     known = known[known["watts"] > 0]
     if known.empty:
         return np.full(len(cells), np.nan)

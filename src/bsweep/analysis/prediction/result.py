@@ -15,10 +15,9 @@ from bsweep.analysis.prediction.critical_batch import INTERVAL, CriticalBatch
 from bsweep.analysis.prediction.fitting import Fits, leave_out
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.missing_runs import wanted_evaluations
-from bsweep.analysis.prediction.objectives import LEAST_GAIN, Choice, Objective, gains
+from bsweep.analysis.prediction.objectives import LEAST_GAIN, ChosenCell, Objective, with_gains
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.seen_runs import Observed
-from bsweep.analysis.prediction.step_time import Timing
 from bsweep.config.target import Target
 
 
@@ -34,12 +33,11 @@ class Result:
     study: str
     target: Target
     objective: Objective
-    choice: Choice
+    choice: ChosenCell
     cells: pd.DataFrame
     rate_rule: str
     warnings: tuple[str, ...]
     seen: Observed
-    timings: tuple[Timing, ...]
     forecast: Forecast
     fitted: Fits
     network: str = ""
@@ -52,7 +50,7 @@ class Result:
         At most 16 batch sizes and worker counts are left out. The table is computed on first use,
         with two fits or more for each of them. Only then does a prediction print its errors.
         """
-        return leave_out(self.seen, self.fitted, self.timings)
+        return leave_out(self.seen, self.fitted)
 
     @property
     def critical_batches(self) -> tuple[CriticalBatch, ...]:
@@ -86,30 +84,28 @@ class Result:
         )
 
     def gains(self) -> pd.DataFrame:
-        """Return for each cell how much of the time or cost to the target one more measurement of
-        the cell is expected to save, as a fraction.
+        """Return the table of cells with the column `gain`: how much of the time or cost to the
+        target one more run of the cell is expected to save, as a fraction.
 
-        A measurement saves if it leads to the choice of a better cell; see `objectives.gains`.
+        A run saves if it leads to the choice of a better cell; see `objectives.with_gains`.
 
         Returns:
-            Two rows for each cell: one for a run to the target, one for a few timed steps.
+            The table.
         """
-        return gains(
-            self.forecast, self.objective, self.fitted.steps.sigma, self.fitted.step_time.sigma
-        )
+        sigma = np.hypot(self.fitted.steps.sigma, self.fitted.step_time.sigma)
+        return with_gains(self.forecast, self.objective, sigma)
 
     def next_cell(self) -> pd.Series[Any] | None:
         """Return the cell to run next: the recommended one if its runs did not measure the time to
         the target, else the one whose run is expected to save most of the time or cost.
 
         Returns:
-            The row of the cell's run in `gains()`; None if no run is expected to save enough.
+            The row of the cell in `gains()`; None if no run is expected to save enough.
         """
-        gains = self.gains()
-        runs = gains[gains["kind"] == "run"]
+        cells = self.gains()
         if not self.recommended["num_reached"] or self.recommended["is_only_bounded"]:
-            return runs.iloc[self.choice.place]
-        best = runs.sort_values("gain").iloc[-1]
+            return cells.iloc[self.choice.place]
+        best = cells.sort_values("gain").iloc[-1]
         return None if best["gain"] < LEAST_GAIN else best
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.cell_tables.means import run_steps
-from bsweep.analysis.prediction.cells import CellRuns, cell_runs
 from bsweep.analysis.prediction.comparable_runs import (
     refuse_mixed,
     refuse_unsynchronised,
     selected,
 )
+from bsweep.analysis.prediction.likelihood import CellRuns, cell_runs
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.prediction.ways import WHOLE, Way, passes_of, ways_of
 from bsweep.analysis.study.frames import Study
@@ -44,7 +44,8 @@ class Observed:
     other run's, so the fit of steps to the target leaves them out. `ways` are the ways in which
     workers share a model, by the names in the column `way`. `rates` is the chosen learning
     rate of each global batch if several were tried. `optimism` is how much the log steps of its
-    runs are expected to lie too low because they were chosen, see `chosen_too_low`.
+    runs are expected to lie too low because they were chosen, see `chosen_too_low`. `probed` has
+    what was timed beside the runs, as by `bsweep probe`.
     """
 
     study: Study
@@ -54,6 +55,7 @@ class Observed:
     ways: Mapping[str, Way] = field(default_factory=lambda: {"": WHOLE})
     rates: Mapping[int, float] = field(default_factory=dict)
     optimism: Mapping[int, float] = field(default_factory=dict)
+    probed: tuple[Timing, ...] = ()
 
     def steps(self) -> dict[float, CellRuns]:
         """Return the steps that the runs of each global batch took to the target. Runs that did not
@@ -69,7 +71,7 @@ class Observed:
 
     def timings(self) -> list[Timing]:
         """Return the mean seconds of each run's steps and, for runs on several workers, of the
-        exposed part of the exchange, where they were measured.
+        exposed part of the exchange, where they were measured, and what was timed beside the runs.
         """
         rows = pd.concat([table[_TIMED] for table in (self.runs, self.continued)])
         timings = []
@@ -79,7 +81,7 @@ class Observed:
             # The exchanges of a split model are a part of its passes.
             is_apart = exposed > 0 and workers > 1 and not cell.form.is_split
             timings += [Timing(cell, float(exposed), "exposed")] if is_apart else []
-        return timings
+        return [*timings, *self.probed]
 
     def byte_seconds(self) -> float | None:
         """Return the median seconds of a sent byte, of those runs that measured their exchanges;
@@ -107,11 +109,12 @@ class Observed:
         return int(across.min()) if is_known else None
 
     def without(self, name: str, value: float) -> Observed:
-        """Return a copy of the selected runs that leaves out the runs of one global batch or one
-        worker count.
+        """Return a copy of the selected runs that leaves out the runs, and what was timed beside
+        them, of one global batch or one worker count.
         """
         runs, continued = (table[table[name] != value] for table in (self.runs, self.continued))
-        return replace(self, runs=runs, continued=continued)
+        probed = [timing for timing in self.probed if getattr(timing.cell, name) != value]
+        return replace(self, runs=runs, continued=continued, probed=tuple(probed))
 
 
 def to_target_of(runs: pd.DataFrame, amount: str) -> CellRuns:

@@ -48,8 +48,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bsweep.analysis.prediction import cells
-from bsweep.analysis.prediction.cells import Weights
+from bsweep.analysis.prediction import likelihood
+from bsweep.analysis.prediction.likelihood import Weights
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.core import pollux
 
@@ -222,8 +222,8 @@ def fit_step_time(
     for timing in timings:
         grouped[timing.kind, timing.cell].append(timing.seconds)
     keys = sorted(grouped)
-    runs = [cells.cell_runs(grouped[key]) for key in keys]
-    of_cells = cells.weighted(keys, runs, weights) if weights else cells.cells_of(runs)
+    runs = [likelihood.cell_runs(grouped[key]) for key in keys]
+    cells = likelihood.weighted(keys, runs, weights)
     kinds = np.array([kind for kind, _ in keys])
     prior = _Prior.of(timings, across_from is not None, byte_seconds)
     rows = _rows([cell for _, cell in keys], tuple(prior.is_split))
@@ -235,12 +235,12 @@ def fit_step_time(
         seconds = _seconds(coefficients, further, rows[places], kinds[places], across_from)
         return np.log(seconds), sigma, np.hypot(tau[:, None], clock[places])
 
-    of_cells, points = cells.fitted(
-        of_cells, expected, prior.num_parameters, num_draws, seed,
-        cells.evenly(len(keys), _MOST_FITTED), is_weighted=bool(weights),
+    cells, points = likelihood.fitted(
+        cells, expected, prior.num_parameters, num_draws, seed,
+        likelihood.evenly(len(keys), _MOST_FITTED), is_weighted=weights is not None,
     )  # fmt: skip
     rng = np.random.default_rng([seed, 2])
-    effects = cells.draw_effects(of_cells, *expected(points, range(len(keys))), rng)
+    effects = likelihood.draw_effects(cells, *expected(points, range(len(keys))), rng)
     *coefficients, sigma, tau = prior.parameters(points)
     whole = np.flatnonzero(kinds == "step")
     timed = tuple(cell for kind, cell in keys if kind == "step")
@@ -248,7 +248,7 @@ def fit_step_time(
     fixed, per_example, sync, per_worker, across, across_per_worker, overlap = coefficients
     return StepTimeFit(
         timed, fixed, per_example, sync, per_worker, across, across_per_worker, overlap, sigma,
-        tau, effects[:, whole], passed, cells.weights_of(keys, of_cells), across_from, seed,
+        tau, effects[:, whole], passed, likelihood.weights_of(keys, cells), across_from, seed,
         tuple(prior.is_split), prior.further(points),
     )  # fmt: skip
 

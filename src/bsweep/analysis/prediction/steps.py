@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bsweep.analysis.prediction import cells
-from bsweep.analysis.prediction.cells import CellRuns, Weights
+from bsweep.analysis.prediction import likelihood
+from bsweep.analysis.prediction.likelihood import CellRuns, Weights
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 
 _LEVEL_FACTOR = 10.0
@@ -100,9 +100,9 @@ def fit_steps(
     `weights` of another fit to these runs and others, none are estimated, which halves the time.
     """
     batches = tuple(sorted(runs))
-    of = [runs[batch] for batch in batches]
-    of_batches = cells.weighted(batches, of, weights) if weights else cells.cells_of(of)
-    levels = np.concatenate([np.concatenate([of.exact, of.below]) for of in of_batches.runs])
+    groups = [runs[batch] for batch in batches]
+    cells = likelihood.weighted(batches, groups, weights)
+    levels = np.concatenate([np.concatenate([group.exact, group.below]) for group in groups])
     assert len(levels), "no run reached the target"
     middle = float(np.exp(np.mean(np.log(batches))))
     prior = known or CriticalBatchPrior(middle, CRITICAL_FACTOR)
@@ -126,12 +126,12 @@ def fit_steps(
         log_minimum, critical, sigma, tau = parameters(points)
         return model(log_minimum, critical)[:, places], sigma, tau
 
-    of_batches, points = cells.fitted(
-        of_batches, expected, 4, num_draws, seed, is_weighted=bool(weights)
+    cells, points = likelihood.fitted(
+        cells, expected, 4, num_draws, seed, is_weighted=weights is not None
     )
     log_minimum, critical, sigma, tau = parameters(points)
     rng = np.random.default_rng([seed, 1])
-    effects = cells.draw_effects(of_batches, model(log_minimum, critical), sigma, tau, rng)
+    effects = likelihood.draw_effects(cells, model(log_minimum, critical), sigma, tau, rng)
     minimum = np.exp(log_minimum)
-    found = cells.weights_of(batches, of_batches)
-    return StepsFit(batches, minimum, minimum * critical, sigma, tau, effects, found, seed)
+    weights = likelihood.weights_of(batches, cells)
+    return StepsFit(batches, minimum, minimum * critical, sigma, tau, effects, weights, seed)

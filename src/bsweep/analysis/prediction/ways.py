@@ -75,9 +75,10 @@ class Way:
         if self.card is None:
             return Cell(share, workers, passes, Form(self.name))
         card, num_parts = self.card, self.card.num_parts(workers)
-        of_parameters, of_examples = card.sent_in_pass(workers, passes, self.precision)
+        parameter_share, example_share = card.sent_in_pass(workers, passes, self.precision)
         in_group = batch / passes * num_parts / workers  # the examples of a replica
-        sent = of_parameters * self.parameter_bytes + of_examples * self.example_bytes * in_group
+        sent = parameter_share * self.parameter_bytes
+        sent += example_share * self.example_bytes * in_group
         bubble = self.bubbles.get(workers, card.textbook_bubble(workers) or 0.0)
         # Each worker computes one of `num_parts` stages, for one micro-batch after another.
         fixed = card.num_microbatches / num_parts if card.can.cuts_model else 1.0

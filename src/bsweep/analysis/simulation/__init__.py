@@ -9,7 +9,7 @@ the seconds of their steps (`strategies`, `passes`, `servers`). `simulate` makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,7 @@ from bsweep.analysis.simulation import constants as constants_of
 from bsweep.analysis.simulation import machines, rows
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import Choice, choice_of, choices_of
-from bsweep.analysis.simulation.constants import NUM_DRAWS, PARAMETER_BYTES, Constants
+from bsweep.analysis.simulation.constants import PARAMETER_BYTES, Constants
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.rows import Simulation
 from bsweep.analysis.study.folder import load
@@ -32,8 +32,6 @@ from bsweep.core.words import counted, listed
 __all__ = ["Constants", "Simulation", "links_of", "not_known", "simulate"]
 
 STRATEGIES = "horovod,parameter_server,diloco"
-_MOST_WORKERS = 65_536
-_FEW_WORKERS = 8  # settings that fit no number up to this contradict each other
 
 
 def simulate(
@@ -54,9 +52,6 @@ def simulate(
     memories: Sequence[float] = (),
     price_per_worker_hour: float | None = None,
     where: Mapping[str, str] | None = None,
-    num_steps: int = 100,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> Simulation:
     """Simulate training steps on clusters that are larger than what was measured.
 
@@ -83,34 +78,25 @@ def simulate(
             of the machine, or the largest batches of the probe.
         price_per_worker_hour: The price of an hour of one worker, in any currency.
         where: Columns of the study's runs, and the value to select in each.
-        num_steps: The steps to simulate.
-        seed: The seed of the random numbers.
-        progress: A function that is told what is simulated next.
 
     Returns:
         The seconds of a step for each strategy and number of workers, and notes.
 
     Raises:
-        ValueError: If a word is unknown, constants are missing, or workers have less than one
-            example each. The message says what to do.
+        ValueError: If a word is unknown, constants are missing, or a strategy suits none of the
+            numbers of workers. The message says what to do.
         FileNotFoundError: If there is no such folder of a study.
     """
-    numbers: list[tuple[str, float | None, float | str]] = [
+    for option, value, example in (
         ("parameters", parameters, "11e6"), ("flops-per-example", flops_per_example, "12e9"),
-        ("example-bytes", example_bytes or None, "4e6"), ("local-batch", local_batch, 64),
-        ("global-batch", global_batch, 1024),
-        ("price-per-worker-hour", price_per_worker_hour, 2.5),
-        *(("speeds", speed, 0.5) for speed in speeds),
-        *(("memories", memory, 80) for memory in memories),
-    ]  # fmt: skip
-    for option, value, example in numbers:
+        ("local-batch", local_batch, "64"), ("price-per-worker-hour", price_per_worker_hour, "2.5"),
+        *(("speeds", speed, "0.5") for speed in speeds),
+        *(("memories", memory, "80") for memory in memories),
+    ):  # fmt: skip
         check_above_zero(option, value, example)
-    worker_counts = _worker_counts(workers, num_steps)
     study = load(study, mix=True) if isinstance(study, str | Path) else study
-    name, runs = (study.name, study.runs) if study else ("the constants' source", pd.DataFrame())
-    constants, vendor = _source(
-        study, where, parameters, probe, machine, flops_per_example, local_batch
-    )
+    vendor = None if machine is None else machines.machine_of(machine)
+    constants = _source(study, where, parameters, probe, vendor, flops_per_example, local_batch)
     constants = replace(
         constants_of.with_measured(constants, measured_network),
         example_bytes=constants.example_bytes if example_bytes is None else example_bytes,
@@ -118,114 +104,93 @@ def simulate(
         memories=tuple(memories) or constants.memories,
         largest_batches=() if memories else constants.largest_batches,
     )
-    networks = [network] if isinstance(network, str) else network
-    if networks is None:
-        networks = [(vendor.link if vendor else "") or "measured"]
-    _check_networks(networks, measured_network, constants)
-    links = {text: machines.within(links_of(constants, text, name), vendor) for text in networks}
-    choices = choices_of(strategies if isinstance(strategies, str) else ",".join(strategies), runs)
-    batch = local_batch or constants.local_batch
-    alone = choice_of("single", pd.DataFrame())
-    template = Case(constants, Network(FREE), alone, 1, batch, num_steps, seed, divides=False)
-    cases, left_out = _cases(template, choices, worker_counts, global_batch)
-    simulated = [_row(case, network, progress) for network, case in product(links.items(), cases)]
-    measured = list(rows.measured_rows(constants, choices, simulated))
-    even = replace(constants, speeds=(1.0,))
-    lone_rates = rows.lone_rates(
-        replace(template, constants=even, local_batch=global_batch or batch)
-    )
-    cells = rows.compared([*simulated, *measured], lone_rates, price_per_worker_hour)
-    notes = [*_notes(constants, choices, links.values(), bool(measured)), *left_out]
-    notes += [*rows.knees(cells)]
-    notes += machines.notes(vendor, constants, choices, cells) if vendor else []
-    return Simulation(cells, tuple(notes))
+    links = _links(network, measured_network, constants, vendor, study)
+    choices = choices_of(strategies, study.runs if study else pd.DataFrame())
+    alone, batch = choice_of("single", pd.DataFrame()), local_batch or constants.local_batch
+    one_worker = Case(constants, Network(FREE), alone, 1, batch, divides=False)
+    simulated, left_out = _simulated(one_worker, choices, workers, global_batch, links)
+    batch = global_batch or batch
+    table = rows.compared(simulated, choices, one_worker, batch, price_per_worker_hour)
+    notes = [*_notes(constants, choices, links.values(), table), *left_out, *rows.knees(table)]
+    return Simulation(table, (*notes, *machines.notes(vendor, constants, choices, table)))
 
 
-def _row(
-    case: Case, network: tuple[str, Network], progress: Callable[[str], None]
-) -> dict[str, Any]:
-    """Simulate a case on a network, which has a name, and return the row of the table."""
-    progress(f"{case.choice.name} on {case.num_workers}")
-    name, links = network
+def _row(case: Case, network: str, links: Network) -> dict[str, Any]:
+    """Simulate a case on links, and return the row of the table."""
     try:
-        return {"network": name, **rows.row_of(replace(case, network=links))}
+        return {"network": network, **rows.row_of(replace(case, network=links))}
     except ValueError as error:
         raise ValueError(f"--strategies {case.choice.name}: {error}") from None
 
 
-def _check_networks(
-    networks: Sequence[str], measured_network: str | None, constants: Constants
-) -> None:
-    if not networks:
-        raise ValueError("network [] names none: give some, as in network='25gbit,10us'.")
+def _links(
+    network: str | Sequence[str] | None, measured_network: str | None, constants: Constants,
+    vendor: machines.Machine | None, study: Study | None,
+) -> dict[str, Network]:  # fmt: skip
+    """Return the links of each network, by the words for it.
+
+    Raises:
+        ValueError: If a word is unknown, or there is no network that the links on which the study
+            was measured tell of.
+    """
+    if network is None:
+        network = (vendor.link if vendor else "") or "measured"
+    networks = [network] if isinstance(network, str) else network
     if measured_network and (constants.network is None or {*networks} == {"measured"}):
         raise ValueError(
             f"--measured-network {measured_network} tells nothing here: it is for a study whose "
             "exchanges were timed, with another network to simulate, as in --network 25gbit,10us."
         )
+    name = study.name if study else "the constants' source"
+    return {text: machines.within(links_of(constants, text, name), vendor) for text in networks}
 
 
-def _cases(
-    template: Case, choices: Sequence[Choice], counts: Sequence[int], global_batch: int | None
-) -> tuple[list[Case], list[str]]:
-    """Return each strategy on each number of workers that bsweep can train so, and sentences about
-    the numbers that are left out.
+def _simulated(
+    one_worker: Case, choices: Sequence[Choice], workers: int | str | Sequence[int],
+    global_batch: int | None, links: Mapping[str, Network],
+) -> tuple[list[dict[str, Any]], list[str]]:  # fmt: skip
+    """Return a row for each strategy on each number of workers that bsweep can train so, with each
+    of the links, and sentences about the numbers that are left out.
 
     Raises:
-        ValueError: If a strategy's settings contradict each other on any number of workers, or no
-            number of workers is left for any strategy.
+        ValueError: If no number of workers is left for a strategy.
     """
-    cases, notes, problems = [], [], {}
+    cases, notes, worker_counts = [], [], sorted(set(counts("--workers", workers)))
     for choice in choices:
         refused = {}
-        for count in counts:
-            case = _case(template, choice, count, global_batch)
+        for count in worker_counts:
+            case = _case(one_worker, choice, count, global_batch)
             if problem := _problem(case, global_batch):
                 refused[count] = problem
             else:
                 cases.append(case)
-        if not refused:
-            continue
-        problem = next(iter(refused.values()))
-        problems[choice.name] = problem
-        if len(refused) == len(counts) and all(
-            _problem(_case(template, choice, count, None)) for count in range(1, _FEW_WORKERS + 1)
-        ):
+        problem = next(iter(refused.values()), "")
+        if len(refused) == len(worker_counts):
             raise ValueError(f"--strategies {choice.name}: {problem}")
-        several = listed([*refused]) if len(refused) > 1 else next(iter(refused))
-        notes.append(f"{choice.name}: not on {counted(several, 'worker')}: {problem}")
-    if not cases:
-        raise ValueError("\n".join(f"--strategies {name}: {problems[name]}" for name in problems))
-    return cases, notes
+        if refused:
+            several = counted(listed([*refused]), "worker")
+            notes.append(f"{choice.name}: not on {several}: {problem}")
+    return [_row(case, *named) for named, case in product(links.items(), cases)], notes
 
 
-def _case(template: Case, choice: Choice, count: int, global_batch: int | None) -> Case:
+def _case(one_worker: Case, choice: Choice, count: int, global_batch: int | None) -> Case:
     """Return the case of a strategy on a number of workers, which divide the global batch, if there
     is one.
-
-    Raises:
-        ValueError: If workers, or groups of workers with the same examples, have less than one.
     """
-    divided = choice.with_replicas(count, template.constants)
-    case = replace(template, choice=divided, num_workers=count, divides=bool(global_batch))
-    if global_batch is None:
-        return case
+    divided = choice.with_replicas(count, one_worker.constants)
+    case = replace(one_worker, choice=divided, num_workers=count, divides=bool(global_batch))
     groups = divided.strategy.data_parallel_size(count)
-    if global_batch < groups:
-        raise ValueError(
-            f"--global-batch {global_batch} on {count} workers leaves less than one example for "
-            f"each: use --workers up to {global_batch}, or a larger --global-batch."
-        )
-    return replace(case, local_batch=global_batch / groups)
+    return replace(case, local_batch=global_batch / groups) if global_batch else case
 
 
-def _problem(case: Case, global_batch: int | None = None) -> str:
+def _problem(case: Case, global_batch: int | None) -> str:
     """Return why workers cannot train so, or an empty text."""
     groups = case.choice.strategy.data_parallel_size(case.num_workers)
-    if global_batch and global_batch % groups and not case.choice.allocation.shares_batches:
+    is_uneven = global_batch and global_batch % groups and not case.choice.allocation.shares_batches
+    if global_batch and (is_uneven or global_batch < groups):
         return (
             f"--global-batch {global_batch} cannot be divided by {groups}. Choose a multiple, such "
-            f"as {global_batch // groups * groups}."
+            f"as {max(1, global_batch // groups) * groups}."
         )
     try:
         problem = case.choice.problem(case.num_workers, case.local_batch, case.constants)
@@ -235,55 +200,35 @@ def _problem(case: Case, global_batch: int | None = None) -> str:
     return problem
 
 
-def _worker_counts(workers: int | str | Sequence[int], num_steps: int) -> list[int]:
-    """Return the numbers of workers in ascending order, each once.
-
-    Raises:
-        ValueError: If there are none, or too many workers, or too few steps.
-    """
-    ordered = sorted(set(counts("--workers", workers)))
-    if not ordered or ordered[-1] > _MOST_WORKERS:
-        raise ValueError(
-            f"--workers {', '.join(map(str, ordered))}: give numbers from 1 to {_MOST_WORKERS:,}, "
-            "such as 1,2,4,8 or 1..4096."
-        )
-    if num_steps < NUM_DRAWS:
-        raise ValueError(f"--steps {num_steps}: simulate {NUM_DRAWS} or more.")
-    return ordered
-
-
 def _source(
     study: Study | None, where: Mapping[str, str] | None, parameters: float | None,
-    probe: str | Path | None, machine: str | None, flops_per_example: float | None,
+    probe: str | Path | None, vendor: machines.Machine | None, flops_per_example: float | None,
     local_batch: int | None,
-) -> tuple[Constants, machines.Machine | None]:  # fmt: skip
-    """Return the constants of the one source that was given, and the machine, if it is one."""
-    sources = {"a study": study, "--probe": probe, "--machine": machine}
+) -> Constants:  # fmt: skip
+    """Return the constants of the one source that was given."""
+    sources = {"a study": study, "--probe": probe, "--machine": vendor}
     given = [name for name, source in sources.items() if source is not None]
     if len(given) != 1:
         raise ValueError(
             f"constants come from one source, but {' and '.join(given) or 'none'} was given: use "
             "a study's folder, --probe FILE, or --machine NAME."
         )
-    if flops_per_example and machine is None:
+    if (flops_per_example is None) != (vendor is None):
         raise ValueError(
-            f"--flops-per-example {flops_per_example} is for --machine: leave it out with "
-            f"{given[0]}."
+            "--machine and --flops-per-example, which is what a training step computes for an "
+            "example, belong together: give both, as in --machine h100 --flops-per-example 12e9, "
+            "or neither. For each token of a text it is 6 times the parameters."
         )
     if study is not None:
-        return constants_of.of_study(study, where, parameters), None
+        return constants_of.of_study(study, where, parameters)
     if parameters is None:
         raise ValueError(f"{given[0]} does not say how large the model is: give --parameters 11e6.")
     num_bytes = parameters * PARAMETER_BYTES
     if probe is not None:
-        return constants_of.of_probe(probe, num_bytes), None
-    vendor = machines.machine_of(str(machine))
-    if flops_per_example is None:
-        raise ValueError(
-            f"--machine {machine}: say what a training step computes for an example, as in "
-            "--flops-per-example 12e9. It is 6 times the parameters for each token of a text."
-        )
-    return machines.of_machine(vendor, flops_per_example, num_bytes, local_batch or 32), vendor
+        return constants_of.of_probe(probe, num_bytes)
+    assert vendor
+    assert flops_per_example
+    return machines.of_machine(vendor, flops_per_example, num_bytes, local_batch or 32)
 
 
 def links_of(constants: Constants, network: str, name: str) -> Network:
@@ -317,8 +262,10 @@ def links_of(constants: Constants, network: str, name: str) -> Network:
 
 
 def _notes(
-    constants: Constants, choices: Sequence[Choice], networks: Iterable[Network], has_measured: bool
-) -> Iterator[str]:
+    constants: Constants, choices: Sequence[Choice], networks: Iterable[Network],
+    table: pd.DataFrame,
+) -> Iterator[str]:  # fmt: skip
+    has_measured = table["kind"].eq(rows.MEASURED).any()
     rows_simulated = "All rows but the measured ones" if has_measured else "All rows"
     yield f"Computing: {constants.source}. {rows_simulated} are simulated."
     if constants.network is None:

@@ -34,7 +34,6 @@ class Case:
     num_workers: int
     local_batch: float
     num_steps: int = 100
-    seed: int = 0
     passes: int = 1
     divides: bool = True
 
@@ -137,8 +136,8 @@ class Case:
         """Return the seconds of a pass with each of several local batches, at the speed of the
         constants.
         """
-        of_examples = self.constants.example_seconds[:, None] * local_batches
-        return np.asarray(np.median(self.constants.pass_seconds[:, None] + of_examples, axis=0))
+        computing = self.constants.example_seconds[:, None] * local_batches
+        return np.asarray(np.median(self.constants.pass_seconds[:, None] + computing, axis=0))
 
     def step_seconds(self, local_batches: Array) -> Array:
         """Return the seconds that each worker computes in a step with such a local batch."""
@@ -166,7 +165,7 @@ class Case:
             microbatches: The micro-batches of a pass. Each costs what a pass costs.
             parts: The workers that divide the examples of a pass, but not what a pass costs.
         """
-        rng = np.random.default_rng([self.seed, steps_each])
+        rng = np.random.default_rng([0, steps_each])
         steps, spread = self.local_steps(steps_each), self.constants.spread
         if steps.max() > 1:
             workers, sums = np.arange(self.num_workers), []

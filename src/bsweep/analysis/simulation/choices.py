@@ -8,10 +8,9 @@ in `conf/`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -135,19 +134,20 @@ class Choice:
         return float(copies * constants.parameter_bytes)
 
 
-def choices_of(text: str, runs: pd.DataFrame) -> list[Choice]:
-    """Return the choices that a text such as `horovod,diloco:sync_every=500` names, each once.
+def choices_of(strategies: str | Sequence[str], runs: pd.DataFrame) -> list[Choice]:
+    """Return the choices that texts such as `diloco:sync_every=500` name, each once.
 
     Args:
-        text: Names of strategies joined by commas, each followed by its settings. Beside the keys
-            of a strategy, `compression`, `allocation` and, for any exchange, `algorithm` are
-            settings.
+        strategies: Names of strategies, as a list or joined by commas, each followed by its
+            settings. Beside the keys of a strategy, `compression`, `allocation` and, for any
+            exchange, `algorithm` are settings.
         runs: The runs of a study, whose settings count; may be empty.
 
     Raises:
         ValueError: If a name, a key or a value is wrong.
     """
-    words = dict.fromkeys(word.strip() for word in text.split(",") if word.strip())
+    texts = strategies.split(",") if isinstance(strategies, str) else strategies
+    words = dict.fromkeys(text.strip() for text in texts if text.strip())
     if not words:
         raise ValueError("--strategies names none: give some, as in --strategies horovod,diloco.")
     choices = []
@@ -178,7 +178,6 @@ def choice_of(word: str, runs: pd.DataFrame) -> Choice:
     for key in (key for key in given if key not in keys):
         raise ValueError(f"strategy={strategy} has no key {key!r}.{did_you_mean(key, keys)}")
     card = card_like("strategy", strategy, runs, given)
-    is_horovod = card.can.uses_horovod or getattr(card, "algorithm", "") == "horovod"
     optimizer = _only(runs, "optimizer") or _PLAIN["optimizer"]
     config = replace(
         validate(_plain_values()),
@@ -186,7 +185,7 @@ def choice_of(word: str, runs: pd.DataFrame) -> Choice:
         compression=card_like("compression", codec, runs),
         allocation=card_like("allocation", _SHORT.get(allocation, allocation)),
         optimizer=card_like("optimizer", optimizer),
-        launch=card_like("launch", "horovodrun" if is_horovod else "torchrun"),
+        launch=card_like("launch", "horovodrun" if card.can.uses_horovod else "torchrun"),
     )
     has_replicas = getattr(card, "replicas", 1) != 1 or "replicas" in given
     return Choice(word, config, algorithm, has_replicas, _model(runs))
@@ -207,7 +206,7 @@ def card_like(
     group: str,
     name: str,
     runs: pd.DataFrame | None = None,
-    given: Mapping[str, Any] = MappingProxyType({}),
+    given: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return the card of a variant.
 
@@ -226,7 +225,7 @@ def card_like(
         for key, value in first.items():
             if value is not None and all(run[key] == value for run in others):
                 settings[key] = value
-    return getattr(validate({**_plain_values(), group: {**settings, **given}}), group)
+    return getattr(validate({**_plain_values(), group: {**settings, **(given or {})}}), group)
 
 
 def _key_and_value(pair: str) -> tuple[str, Any]:
@@ -234,12 +233,9 @@ def _key_and_value(pair: str) -> tuple[str, Any]:
     if not is_pair:
         raise ValueError(f"write key=value after a colon, not {pair!r}.")
     with suppress(ValueError):
-        number = float(value)  # which may be 1e-3, a text in YAML
+        number = float(value)
         return key, int(number) if number.is_integer() else number
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ValueError(f"{value!r} is no value for {key}.") from None
+    return key, {"true": True, "false": False, "null": None}.get(value, value)
 
 
 def _model(runs: pd.DataFrame) -> Any:

@@ -277,8 +277,8 @@ def _parameter_bytes(study: Study, steps: pd.DataFrame) -> float:
             f"{study.name} does not say how large the model is. Train one of its points again, "
             "which records that, or give `bsweep simulate` --parameters 11e6."
         )
-    of_parameter = ring_bytes(rings.assign(num_parameters=1, precision="fp32")).to_numpy()
-    return float((rings["sent_bytes_of_step"] / of_parameter).median()) * PARAMETER_BYTES
+    each = ring_bytes(rings.assign(num_parameters=1, precision="fp32")).to_numpy()
+    return float((rings["sent_bytes_of_step"] / each).median()) * PARAMETER_BYTES
 
 
 def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
@@ -287,8 +287,8 @@ def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
     The seconds of an exchange are fitted as a latency for each message and seconds for each byte.
     """
     names = ["exchange_seconds_of_step", "exchange_steps_of_step", "sent_bytes_of_step"]
-    of_ring = (2 * (steps["num_workers"] - 1)).where(steps["strategy"].isin(_RINGS))
-    steps = steps.assign(exchange_steps_of_step=steps["exchange_steps_of_step"].fillna(of_ring))
+    in_ring = (2 * (steps["num_workers"] - 1)).where(steps["strategy"].isin(_RINGS))
+    steps = steps.assign(exchange_steps_of_step=steps["exchange_steps_of_step"].fillna(in_ring))
     timed = steps.loc[steps["num_workers"] > 1, names].dropna().astype(float)
     timed = timed[(timed > 0).all(axis=1)]
     if timed.empty:

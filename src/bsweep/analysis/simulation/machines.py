@@ -62,21 +62,14 @@ def machine_of(name: str) -> Machine:
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"--machine {name}: the file cannot be read ({error}).") from None
     except ValidationError as error:
-        raise ValueError(f"--machine {name}: {_explained(error, shipped['h100'])}") from None
+        first = error.errors()[0]
+        raise ValueError(
+            f"--machine {name}: {'.'.join(map(str, first['loc']))}: {first['msg']}. The keys are "
+            f"{', '.join(shipped['h100'])}, see docs/simulate.md."
+        ) from None
     for text in filter(None, (checked.inner, checked.link)):
         parse_network(text, f"--machine {name}:")
     return checked
-
-
-def _explained(error: ValidationError, example: Mapping[str, Any]) -> str:
-    """Return a message on the first wrong key of a machine, given another machine's keys."""
-    first = error.errors()[0]
-    key = ".".join(map(str, first["loc"]))
-    if first["type"] == "missing":
-        return f"{key} is missing: give it, as in `{key}: {example[key]}`."
-    if first["type"] == "unexpected_keyword_argument":
-        return f"unknown key {key}.{did_you_mean(key, [*example])} Known: {', '.join(example)}."
-    return f"{key or 'the file'}: {first['msg']}. See docs/simulate.md for its keys."
 
 
 def of_machine(
@@ -107,18 +100,20 @@ def of_machine(
 
 
 def notes(
-    machine: Machine, constants: Constants, choices: Sequence[Choice], cells: pd.DataFrame
+    machine: Machine | None, constants: Constants, choices: Sequence[Choice], cells: pd.DataFrame
 ) -> Iterator[str]:
     """Yield a sentence if the links are those that the vendor states, and one for each strategy
     with which the parameters, the gradients, the optimizer's state and the strategy's copies of a
-    worker take more than its memory.
+    worker take more than its memory; none without a machine.
 
     Args:
-        machine: The machine.
+        machine: The machine, or None.
         constants: The constants, with the bytes of the model's parameters.
         choices: The strategies.
         cells: The table `Simulation.cells`, which has the numbers of workers that suit each.
     """
+    if machine is None:
+        return
     if machine.link and cells["network"].eq(machine.link).any():
         yield f"Links: {machine.link} a node, as published, not measured."
     for choice in choices:

@@ -176,8 +176,6 @@ def _network(words: Sequence[str]) -> Network:
         if key not in _KEYS:
             near = did_you_mean(key, [*_KEYS])
             raise ValueError(f"unknown word {key!r}.{near} Known: {', '.join(_KEYS)}.")
-        if key in given:
-            raise ValueError(f"{key} is there twice. Give it once.")
         try:
             given[key] = _KEYS[key](value)
         except ValueError as error:
@@ -187,8 +185,6 @@ def _network(words: Sequence[str]) -> Network:
         raise ValueError("sites and between belong together, as in sites=4,between=1gbit/20ms.")
     if network.per_node > 1 and network.inner.bytes_per_second == np.inf:
         raise ValueError("say how workers of one node exchange, as in inner=2400gbit/2us.")
-    if "inner" in given and "per_node" not in given:
-        raise ValueError("inner is of workers of one node: give per_node=8, too.")
     return network
 
 

@@ -5,7 +5,7 @@ and how people, notebooks and programs see it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -145,7 +145,7 @@ def _draw_means(blocks: Sequence[Array]) -> Array:
     return np.asarray(means.mean() + (means - means.mean()) * kept)
 
 
-def measured_rows(
+def _measured_rows(
     constants: Constants, choices: Sequence[Choice], simulated: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row of `Simulation.cells` for the runs of a study of each strategy, number of workers
@@ -176,31 +176,39 @@ def measured_rows(
                 }
 
 
-def lone_rates(case: Case) -> dict[str, float]:
-    """Return the examples that one worker alone trains on in a second, by `Simulation.cells.kind`:
-    as the study measured it with such a local batch, if it did, and as simulated.
+def _lone_rates(one_worker: Case, local_batch: float) -> dict[str, float]:
+    """Return the examples that one worker of speed 1 trains on in a second with a local batch, by
+    `Simulation.cells.kind`: as the study measured it, if it did, and as simulated.
     """
-    simulated, steps = float(row_of(case)["examples_per_second"]), case.constants.measured
+    constants = replace(one_worker.constants, speeds=(1.0,))
+    row = row_of(replace(one_worker, constants=constants, local_batch=local_batch))
+    simulated, steps = float(row["examples_per_second"]), constants.measured
     measured = [simulated]
     if not steps.empty:
-        is_alike = (steps["num_workers"] == 1) & (steps["local_batch"] == case.local_batch)
+        is_alike = (steps["num_workers"] == 1) & (steps["local_batch"] == local_batch)
         alike = steps[is_alike & steps["step_seconds"].notna()]
         measured = [*alike["global_batch"] / alike["step_seconds"]] or measured
     return {SIMULATED: simulated, MEASURED: float(np.median(measured))}
 
 
 def compared(
-    rows: Sequence[Mapping[str, Any]], alone: Mapping[str, float], price: float | None
-) -> pd.DataFrame:
-    """Return rows as a table, with what compares each with one worker.
+    simulated: Sequence[Mapping[str, Any]], choices: Sequence[Choice], one_worker: Case,
+    lone_batch: float, price: float | None,
+) -> pd.DataFrame:  # fmt: skip
+    """Return simulated rows as a table, with the measured ones of the same cells, and with what
+    compares each with one worker.
 
     Args:
-        rows: The rows.
-        alone: The examples that one worker alone trains on in a second, for each kind of row.
+        simulated: The rows.
+        choices: Their strategies.
+        one_worker: The case of one worker alone.
+        lone_batch: The local batch of that worker.
         price: The price of one worker for an hour; None if it is not known.
     """
-    table = pd.DataFrame(rows)
-    table["speed_up"] = table["examples_per_second"] / table["kind"].map(alone)
+    measured = _measured_rows(one_worker.constants, choices, simulated)
+    table = pd.DataFrame([*simulated, *measured])
+    lone_rates = table["kind"].map(_lone_rates(one_worker, lone_batch))
+    table["speed_up"] = table["examples_per_second"] / lone_rates
     for end, other in (("low", "high"), ("high", "low")):
         ratio = table["step_seconds"] / table[f"step_seconds_{other}"]
         table[f"speed_up_{end}"] = table["speed_up"] * ratio
@@ -226,10 +234,10 @@ def knee(workers: pd.Series[int], speeds: pd.Series[float]) -> int | None:
     few = (gains < wanted).iloc[1:]
     if few.empty or not few.iloc[-1]:
         return None
-    of_all = few[::-1].astype(int).cumprod()[::-1].astype(bool)
+    stays_few = few[::-1].astype(int).cumprod()[::-1].astype(bool)
     is_near = (workers.shift(-1) <= 2 * workers).iloc[:-1]
-    found = workers.iloc[:-1][of_all.to_numpy() & is_near.to_numpy()]
-    return int(found.iloc[0]) if len(found) else None
+    at_knee = workers.iloc[:-1][stays_few.to_numpy() & is_near.to_numpy()]
+    return int(at_knee.iloc[0]) if len(at_knee) else None
 
 
 def knees(cells: pd.DataFrame) -> Iterator[str]:

@@ -104,15 +104,15 @@ def cells_of(runs: Iterable[CellRuns], weights: Sequence[Array] | None = None) -
     given.
     """
     known = tuple(runs)
-    own = tuple([np.ones(len(cell.exact)) for cell in known] if weights is None else weights)
+    weights = [np.ones(len(cell.exact)) for cell in known] if weights is None else weights
     numbers = []
-    for cell, each in zip(known, own, strict=True):
+    for cell, each in zip(known, weights, strict=True):
         mean = float(np.average(cell.exact, weights=each)) if len(each) else 0.0
         within = float(each @ (cell.exact - mean) ** 2)
         numbers.append((float(len(each)), float(each.sum()), mean, within, cell.resolution))
     censored = tuple([number for number, cell in enumerate(known) if cell.is_censored])
     count, weight, means, withins, resolution = np.array(numbers).reshape(-1, 5).T
-    return Cells(known, own, count, weight, means, withins, resolution, censored)
+    return Cells(known, tuple(weights), count, weight, means, withins, resolution, censored)
 
 
 def weights_of(keys: Iterable[Hashable], cells: Cells) -> Weights:
@@ -124,16 +124,18 @@ def weights_of(keys: Iterable[Hashable], cells: Cells) -> Weights:
     }
 
 
-def weighted(keys: Iterable[Hashable], runs: Iterable[CellRuns], weights: Weights) -> Cells:
-    """Return the runs of several cells with weights that were found before, given the keys of the
-    cells in order.
+def weighted(keys: Iterable[Hashable], runs: Iterable[CellRuns], weights: Weights | None) -> Cells:
+    """Return the runs of several cells with weights that were found before, if there are some,
+    given the keys of the cells in order.
     """
     known = tuple(runs)
-    found = [
+    if weights is None:
+        return cells_of(known)
+    weights_of_cells = [
         np.array([weights[key, float(value)] for value in cell.exact])
         for key, cell in zip(keys, known, strict=True)
     ]
-    return cells_of(known, found)
+    return cells_of(known, weights_of_cells)
 
 
 def fitted(
@@ -162,11 +164,13 @@ def fitted(
     places = list(range(len(cells.runs)) if chosen is None else chosen)
     num_pilots = 0 if is_weighted else _PILOTS
     for pilot in range(num_pilots + 1):
-        part = cells_of([cells.runs[one] for one in places], [cells.weights[one] for one in places])
+        fitted_cells = cells_of(
+            [cells.runs[place] for place in places], [cells.weights[place] for place in places]
+        )
 
-        def height(points: Array, least: Array, part: Cells = part) -> Array:
+        def height(points: Array, least: Array, cells: Cells = fitted_cells) -> Array:
             model, sigma, tau = expected(points, places)
-            return log_likelihood(part, model, sigma, tau, least)
+            return log_likelihood(cells, model, sigma, tau, least)
 
         draws = num_draws if pilot == num_pilots else min(num_draws, _PILOT_DRAWS)
         points = posterior(height, num_parameters, draws, seed)
@@ -183,8 +187,8 @@ def _weighed(
     effects = draw_effects(cells, model, sigma, tau, rng)
     weights = []
     for number, cell in enumerate(cells.runs):
-        own = (sigma**2 + cell.resolution)[:, None]
-        away = (cell.exact - (model + effects)[:, number, None]) ** 2 / own
+        variance = (sigma**2 + cell.resolution)[:, None]
+        away = (cell.exact - (model + effects)[:, number, None]) ** 2 / variance
         weights.append(((FREEDOM + 1) / (FREEDOM + away)).mean(axis=0))
     return cells_of(cells.runs, weights)
 
@@ -358,12 +362,11 @@ def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
     Each run is normal with variance sigma^2 plus its resolution, divided by its weight. Any two
     runs of a cell have covariance tau^2.
     """
-    n, own = cells.count, sigma**2 + cells.resolution
-    of_mean = own + cells.weight * tau**2
-    misses = cells.weight * (cells.mean - model) ** 2 / of_mean + cells.within / own
-    return np.where(
-        n > 0, -0.5 * ((n - 1) * np.log(own) + np.log(of_mean) + misses + n * _LOG_2PI), 0.0
-    )
+    n, variance = cells.count, sigma**2 + cells.resolution
+    whole = variance + cells.weight * tau**2
+    misses = cells.weight * (cells.mean - model) ** 2 / whole + cells.within / variance
+    logs = (n - 1) * np.log(variance) + np.log(whole) + misses + n * _LOG_2PI
+    return np.where(n > 0, -0.5 * logs, 0.0)
 
 
 def _effect(
@@ -372,10 +375,10 @@ def _effect(
     """Return the mean and the standard deviation of a cell's effect (its deviation from the model),
     given the cell's uncensored runs.
     """
-    weight, own = cells.weight[number], sigma**2 + cells.resolution[number]
-    of_mean = own + weight * tau**2
-    mean = tau**2 * weight * (cells.mean[number] - model) / of_mean
-    return mean, tau * np.sqrt(own / of_mean)
+    weight, variance = cells.weight[number], sigma**2 + cells.resolution[number]
+    whole = variance + weight * tau**2
+    mean = tau**2 * weight * (cells.mean[number] - model) / whole
+    return mean, tau * np.sqrt(variance / whole)
 
 
 def _of_censored(cell: CellRuns, model: Array, effects: Array, sigma: Array) -> Array:
