@@ -60,14 +60,6 @@ def test_runs_and_epochs_have_the_promised_columns_and_values(tmp_path: Path) ->
     assert study.provenance["versions.torch"].unique().tolist() == ["2.13.0"]
 
 
-def test_null_metrics_are_missing_and_not_zero(tmp_path: Path) -> None:
-    write_run(tmp_path / "s", local_batch=8, status="diverged", num_epochs_done=2)
-    study = bsweep.load(tmp_path / "s")
-    assert np.isnan(study.runs["train_loss"].iloc[0])
-    assert study.epochs["test_loss"].isna().tolist() == [False, True]
-    assert study.epochs["wait_seconds"].isna().all()
-
-
 def test_unfinished_runs_are_filled_from_start_record_or_config(tmp_path: Path) -> None:
     started = write_run(
         tmp_path / "s", local_batch=8, num_workers=2, status=None, num_epochs_done=1
@@ -98,6 +90,18 @@ def test_a_run_that_failed_before_its_start_joins_the_curve_of_the_others(tmp_pa
     assert cells["n"].tolist() == [1, 1, 0]
     assert cells["other_statuses"].tolist() == ["", "", "failed"]
     assert analysis.failures(runs)[["status", "message"]].values.tolist() == [["failed", "no luck"]]
+
+
+def test_a_format_that_failed_runs_never_chose_tells_no_cells_apart(tmp_path: Path) -> None:
+    for batch in (8, 16):
+        write_run(tmp_path / "s", local_batch=batch, settings={"channels_last": "auto"})
+    folder = write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=0)
+    RunPaths(folder).metrics.unlink()
+    config = compose("local_batch=32", "channels_last=auto", "study=s")
+    RunPaths(folder).config.write_text(json.dumps(asdict(config)))
+    study = bsweep.load(tmp_path / "s")
+    assert study.runs["channels_last"].isna().sum() == 1
+    assert "channels_last" not in analysis.cell_keys(study.runs)
 
 
 def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
@@ -394,7 +398,7 @@ def test_the_time_to_a_target_is_interpolated_and_may_be_never(tmp_path: Path) -
     assert not analysis.time_to_target(study, 0.9)["reached"].any()
 
 
-def test_the_published_ratios_are_the_papers() -> None:
+def test_the_ratios_and_the_fit_of_the_published_times_are_the_papers() -> None:
     cells = analysis.cells(analysis.published().runs)
     ratios = one_series(analysis.batch_ratios(cells))
     assert ratios["smaller_batch"].tolist() == [8, 16, 32, 64, 128]
@@ -405,9 +409,6 @@ def test_the_published_ratios_are_the_papers() -> None:
     relative = analysis.relative_seconds(cells, 256)
     assert relative.iloc[0] == pytest.approx(14892 / 2069)
     assert relative.iloc[-1] == 1
-
-
-def test_the_fit_recovers_the_published_curve() -> None:
     fit = analysis.seconds_fits(analysis.published().runs).iloc[0]
     assert fit["r_squared"] > 0.99
     assert fit["num_batches"] == 6
@@ -426,18 +427,6 @@ def test_the_fit_recovers_known_constants_from_three_batch_sizes_or_more(tmp_pat
     assert two["batch_seconds"] == pytest.approx(15_000 * 2**0.1)
     assert two["r_squared"] == pytest.approx(1)
     assert analysis.seconds_fits(runs[runs["local_batch"] < 32]).empty
-
-
-def test_a_format_that_failed_runs_never_chose_tells_no_cells_apart(tmp_path: Path) -> None:
-    for batch in (8, 16):
-        write_run(tmp_path / "s", local_batch=batch, settings={"channels_last": "auto"})
-    folder = write_run(tmp_path / "s", local_batch=32, status="failed", num_epochs_done=0)
-    RunPaths(folder).metrics.unlink()
-    config = compose("local_batch=32", "channels_last=auto", "study=s")
-    RunPaths(folder).config.write_text(json.dumps(asdict(config)))
-    study = bsweep.load(tmp_path / "s")
-    assert study.runs["channels_last"].isna().sum() == 1
-    assert "channels_last" not in analysis.cell_keys(study.runs)
 
 
 def test_a_cell_is_not_named_by_a_key_that_its_model_lacks(tmp_path: Path) -> None:
@@ -469,12 +458,6 @@ def test_hardware_that_follows_from_the_strategy_is_no_key_of_its_own(tmp_path: 
     assert "times cannot be compared: Other CPU, 2 cores; Test CPU, 2 cores" in study.warnings[0]
 
 
-def test_the_recorded_command_can_be_typed_as_it_was(tmp_path: Path) -> None:
-    command = "bsweep run data.root=. optimizer.lr=0.1 'model.weights=/my own/a.pth'"
-    write_run(tmp_path / "s", local_batch=8, meta={**META, "command": command})
-    assert bsweep.load(tmp_path / "s").provenance["command"].iloc[0] == command
-
-
 def test_weights_at_two_paths_are_one_cell_and_shown_by_their_hash(tmp_path: Path) -> None:
     for seed, (path, digest) in enumerate((("a.pth", "a1"), ("b.pth", "a1"), ("a.pth", "b2"))):
         weights = {"model.weights": path, "model.weights_sha256": 32 * digest}
@@ -486,7 +469,9 @@ def test_weights_at_two_paths_are_one_cell_and_shown_by_their_hash(tmp_path: Pat
     assert words("model.weights_sha256", "a1a1a1a1") == "pretrained weights a1a1a1a1"
 
 
-def test_a_learning_rate_for_each_batch_keeps_one_curve_and_is_reported(tmp_path: Path) -> None:
+def test_a_rate_of_each_batch_and_servers_of_each_worker_count_keep_one_curve(
+    tmp_path: Path,
+) -> None:
     for batch, lr in ((8, 0.1), (16, 0.2), (32, 0.4)):
         write_run(tmp_path / "s", local_batch=batch, settings={"optimizer.lr": lr})
     study = bsweep.load(tmp_path / "s")
@@ -495,14 +480,25 @@ def test_a_learning_rate_for_each_batch_keeps_one_curve_and_is_reported(tmp_path
     (line,) = analysis.cell_warnings(study)
     assert line.startswith("The base learning rate changes together with the batch size")
     assert len(analysis.batch_ratios(analysis.cells(runs))) == 2
+    for workers in (2, 4, 8):
+        settings = server("memory", num_servers=workers // 2)
+        write_run(tmp_path / "t", local_batch=8, num_workers=workers, settings=settings)
+    runs = bsweep.load(tmp_path / "t").runs
+    assert len(analysis.scaling(analysis.cells(runs))) == 3
+    assert analysis.entangled(runs) == ["strategy.num_servers"]
 
 
 def test_epoch_curves_show_incomplete_runs_only_where_none_completed(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=8, seed=0)
     write_run(tmp_path / "s", local_batch=8, seed=1, status="diverged", num_epochs_done=2)
     write_run(tmp_path / "s", local_batch=16, status="diverged", num_epochs_done=2)
-    curves = analysis.epoch_curves(bsweep.load(tmp_path / "s"))[["completed", "n"]]
+    study = bsweep.load(tmp_path / "s")
+    curves = analysis.epoch_curves(study)[["completed", "n"]]
     assert curves.to_numpy().tolist() == [[True, 1]] * 3 + [[False, 1]] * 2
+    assert study.runs["train_loss"].isna().tolist() == [False, True, True]
+    is_null = study.epochs["test_loss"].isna().groupby(study.epochs["run_id"]).sum()
+    assert is_null.tolist() == [1, 0, 1]
+    assert study.epochs["wait_seconds"].isna().all(), "null is missing, and not zero"
 
 
 def test_only_runs_on_all_of_cifar10_are_compared_with_the_paper(tmp_path: Path) -> None:
@@ -571,15 +567,6 @@ def test_variants_are_named_by_what_differs(
     assert_frame_equal(cells, copy, check_dtype=False)
 
 
-def test_servers_that_grow_with_the_workers_keep_one_curve(tmp_path: Path) -> None:
-    for workers in (2, 4, 8):
-        settings = server("memory", num_servers=workers // 2)
-        write_run(tmp_path / "s", local_batch=8, num_workers=workers, settings=settings)
-    runs = bsweep.load(tmp_path / "s").runs
-    assert len(analysis.scaling(analysis.cells(runs))) == 3
-    assert analysis.entangled(runs) == ["strategy.num_servers"]
-
-
 def test_servers_and_waits_are_summed_over_epochs(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=50, num_workers=4, epochs=2, settings=server("layer"))
     write_run(tmp_path / "s", local_batch=50, num_workers=4)
@@ -600,31 +587,33 @@ def test_servers_and_waits_are_summed_over_epochs(tmp_path: Path) -> None:
 def test_a_steps_time_is_told_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "s", local_batch=50, num_workers=4, settings=server("layer"))
     write_run(tmp_path / "s", local_batch=50, num_workers=1)
-    times = analysis.step_times(bsweep.load(tmp_path / "s"))
+    study = bsweep.load(tmp_path / "s")
+    times = analysis.step_times(study)
     step = times.xs(4, level="num_workers").iloc[0]
     names = ["total_seconds", "exposed_exchange_seconds", "wait_seconds", "compute_seconds"]
     assert step[names].tolist() == pytest.approx([4 + 4 * 0.743, 4 * 0.743, 0.025, 4 - 0.025])
     assert step["sent_bytes"] == 4 * 138_357_544
     assert step["sent_of_ring"] == pytest.approx(138_357_544 / (2 * 3 / 4 * 11_181_642))
     assert np.isnan(times.xs(1, level="num_workers").iloc[0]["compute_seconds"])
-
-
-def test_a_codecs_computing_and_what_is_hidden_are_no_exchange(tmp_path: Path) -> None:
-    write_run(tmp_path / "s", local_batch=50, num_workers=4, settings=server("layer"))
-    study = bsweep.load(tmp_path / "s")
     steps = study.epochs["num_steps"].astype(float)
     codec = study.epochs.assign(exposed_exchange_seconds=0.5 * steps, codec_seconds=0.25 * steps)
-    step = analysis.step_times(replace(study, epochs=codec)).iloc[0]
-    parts = step[["exposed_exchange_seconds", "codec_seconds", "compute_seconds"]].tolist()
-    assert parts == pytest.approx([0.5, 0.25, 4 + 4 * 0.743 - 0.5 - 0.25 - 0.025])
+    times = analysis.step_times(replace(study, epochs=codec))
+    parts = ["exposed_exchange_seconds", "codec_seconds", "compute_seconds"]
+    told = times.xs(4, level="num_workers").iloc[0][parts].tolist()
+    assert told == pytest.approx([0.5, 0.25, 4 + 4 * 0.743 - 0.5 - 0.25 - 0.025])
     older = study.epochs.assign(exposed_exchange_seconds=np.nan, codec_seconds=np.nan)
-    step = analysis.step_times(replace(study, epochs=older)).iloc[0]
+    step = analysis.step_times(replace(study, epochs=older)).xs(4, level="num_workers").iloc[0]
     assert step["exposed_exchange_seconds"] == pytest.approx(4 * 0.743)
     assert np.isnan(step["codec_seconds"])
 
 
 def test_control_characters_of_messages_are_escaped(tmp_path: Path) -> None:
+    """A command is on record as it can be typed."""
     message = "lost\x1b[31m\x07"
-    write_run(tmp_path, local_batch=8, status="failed", message=message, events=(message,))
+    meta = {**META, "command": "bsweep run data.root=. 'model.weights=/my own/a.pth'"}
+    write_run(
+        tmp_path, local_batch=8, status="failed", message=message, events=(message,), meta=meta
+    )
     study = bsweep.load(tmp_path)
+    assert study.provenance["command"].tolist() == [meta["command"]]
     assert list(study.runs["message"]) == list(study.events["message"]) == [r"lost\u001b[31m\u0007"]

@@ -170,7 +170,11 @@ def test_other_numbers_of_rounds_are_compared_by_the_idle_time_of_a_round(tmp_pa
     assert np.isnan(other["change_ci95"])  # no seed in common
 
 
-def test_each_exchange_has_its_own_baseline(tmp_path: Path) -> None:
+def test_each_exchange_has_its_own_baseline_and_each_policy_its_place(tmp_path: Path) -> None:
+    for allocation in reversed(ALLOCATIONS):
+        write_rounds(tmp_path / "t", allocation, num_rounds=1)
+    table = by_variant(analysis.idle_table(bsweep.load(tmp_path / "t")))
+    assert table.index.tolist() == list(ALLOCATIONS)
     for weighting, rounds in (("uniform", 2), ("fednova", 4)):
         for allocation in ("uniform", "steps_by_flops"):
             write_rounds(tmp_path / "s", allocation, num_rounds=rounds, weighting=weighting)
@@ -273,10 +277,3 @@ def test_a_round_ends_when_the_next_one_begins(tmp_path: Path) -> None:
     times = analysis.round_times(bsweep.load(tmp_path / "s"))
     assert times["seconds"].tolist() == pytest.approx([3.05, 3.05, 3.55])
     assert times["elapsed_seconds"].iloc[-1] == pytest.approx(9.65)
-
-
-def test_all_policies_have_a_place_in_the_table(tmp_path: Path) -> None:
-    for allocation in reversed(ALLOCATIONS):
-        write_rounds(tmp_path / "s", allocation, num_rounds=1)
-    table = by_variant(analysis.idle_table(bsweep.load(tmp_path / "s")))
-    assert table.index.tolist() == list(ALLOCATIONS)

@@ -88,6 +88,7 @@ MORE = (BRANCH, STEP, CHANGE, replace(STEP, step=40, global_batch=128, epochs_do
     ("name", "whole", "odd"),
     [
         ("metrics.jsonl", '"num_workers": 1,', '"num_workers": 2147483647,'),
+        ("metrics.jsonl", '"num_workers": 1,', '"num_workers": 1, "num_workers": 1,'),
         ("metrics.jsonl", '"name": "horovod"', '"name": "a\\u001b[31m"'),
         ("summary.json", '"num_workers": 1,', '"num_workers": 2147483647,'),
         ("metrics.jsonl", '"learning_rate": 0.1, "images', '"learning_rate": [1], "images'),

@@ -5,11 +5,11 @@ cells for reaching a target.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
@@ -30,16 +30,12 @@ from bsweep.config.groups import StrategyConfig
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import OwnStrategyConfig
-from bsweep.config.target import target_of
+from bsweep.config.target import SETTINGS, target_of
 from bsweep.config.values import ConfigError, flatten, numbers, parse_seconds, show
-from bsweep.core import terminal
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.core.terminal import BAD_CONFIG
-from bsweep.core.words import duration
+from bsweep.core.words import duration, joined
 from bsweep.study import checks, claims
-
-logger = terminal.logger(__name__)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -50,36 +46,34 @@ def run(arguments: Sequence[str]) -> int:
         arguments: What follows `bsweep recommend` on the command line.
 
     Returns:
-        0, or 1 if no run reached the target, or `BAD_CONFIG` for an error that the user can mend.
+        0, or 1 if no run reached the target.
+
+    Raises:
+        ValueError: If the command is wrong, or a run failed.
     """
     options = _parser().parse_intermixed_args(list(arguments))
-    try:
-        if inside_horovodrun():
-            raise ValueError("bsweep recommend starts its own workers: leave horovodrun out")
-        speeds = numbers("--speeds", options.speeds)
-        price = options.price_per_worker_hour
-        larger = LargerClusters(
-            tuple(options.network), None, price, options.measured_network, speeds
-        )
-        check_networks(larger)
-        target = target_of(options.target_accuracy, options.target_loss)
-        objective = parse_objective(options.objective, price)
-        budget = None if options.budget is None else parse_seconds(options.budget)
-        metric = "target_accuracy" if options.target_loss is None else "target_loss"
-        given = [*options.overrides, f"{metric}={target.value!r}"]
-        configs = hydra_grid.composed(words.read(given))
-        target = replace(target, part=configs[0].evaluated_part)
-        doubts = dict(
-            zip((config.run_id for config in configs), checks.check_all(configs), strict=True)
-        )
-        sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
-        cells = _cells(configs, objective)
-        check_points(configs, options.network)
-        search = Search(cells, doubts, given, target, objective, budget, price)
-        return _led(search, larger, options.json, options.verbose)
-    except (ValueError, OSError) as error:
-        logger.error(f"bsweep: {error}")
-        return BAD_CONFIG
+    if inside_horovodrun():
+        raise ValueError("bsweep recommend starts its own workers: leave horovodrun out")
+    speeds, price = numbers("--speeds", options.speeds), options.price_per_worker_hour
+    larger = LargerClusters(tuple(options.network), None, price, options.measured_network, speeds)
+    check_networks(larger)
+    target = target_of(options.target_accuracy, options.target_loss)
+    objective = parse_objective(options.objective, price)
+    budget = None if options.budget is None else parse_seconds(options.budget)
+    given = [*options.overrides, f"{SETTINGS[target.metric]}={target.value!r}"]
+    configs = hydra_grid.composed(words.read(given))
+    target = replace(target, part=configs[0].evaluated_part)
+    run_ids = [config.run_id for config in configs]
+    doubts = dict(zip(run_ids, checks.check_all(configs), strict=True))
+    sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
+    cells = _cells(configs, objective)
+    check_points(configs, options.network)
+    search = Search(cells, doubts, given, target, objective, budget, price)
+    search.study_dir.mkdir(parents=True, exist_ok=True)
+    checks.refuse_newer(search.study_dir)
+    with claims.registered(search.study_dir):
+        end = search.lead()
+    return _tell(search, end, larger, options.json, options.verbose)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,37 +83,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(prog="bsweep recommend", description=about)
     add = parser.add_argument
-    add(
-        "overrides",
-        nargs="+",
-        metavar="key=value",
-        help="the grid, as for bsweep run: local_batch=8,16,32 ...",
-    )
+    grid = "the grid, as for bsweep run: local_batch=8,16,32 ..."
+    add("overrides", nargs="+", metavar="key=value", help=grid)
     add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
     add("--target-loss", type=float, help="test loss to reach instead")
-    add(
-        "--budget",
-        metavar="TIME",
-        help="time for everything, such as 30m (default: 5 %% of the predicted cost of the grid, "
-        "or three typical runs, whichever is more)",
+    default = (
+        "default: 5 %% of the predicted cost of the grid, or three typical runs if that is more"
     )
-    add(
-        "--objective",
-        default="fastest",
-        help="fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas",
-    )
-    add(
-        "--price-per-worker-hour",
-        type=float,
-        help="price of one worker for an hour, to show costs in money",
-    )
-    add(
-        "--network",
-        action="append",
-        default=[],
-        help="links such as 25gbit,10us: after the search, simulate up to 64 workers with them; "
-        "may be repeated",
-    )
+    add("--budget", metavar="TIME", help=f"time for everything, such as 30m ({default})")
+    objectives = "fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas"
+    add("--objective", default="fastest", help=objectives)
+    add("--price-per-worker-hour", type=float, help="price of a worker's hour, for costs in money")
+    links = "links as 25gbit,10us: simulate up to 64 workers after the search; may be repeated"
+    add("--network", action="append", default=[], help=links)
     add("--measured-network", help="links between the workers of the search, as 1gbit,100us")
     add("--speeds", help="relative speeds of the simulated workers, such as 1,1,0.5")
     add("--json", action="store_true", help="print the answer as JSON")
@@ -135,36 +111,61 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
         ConfigError: If `recommend` cannot search these points, such as a grid of one cell.
     """
     most_workers = objective.max_workers or max(config.num_workers for config in configs)
-    configs = [config for config in configs if config.num_workers <= most_workers]
+    points = {c.run_id: c for c in configs if c.num_workers <= most_workers}
+    configs = [*points.values()]
     if not configs:
         raise ConfigError(
-            f"--objective {objective.text}: every point of the grid has more workers than this "
-            "objective allows. Allow more workers, or add smaller worker counts to the grid."
+            f"--objective {objective.text}: every point of the grid has more workers. Allow more "
+            "workers, or add smaller worker counts to the grid."
         )
-    configs = list({config.run_id: config for config in configs}.values())
     cells: dict[Key, list[RunConfig]] = {}
-    for config, way in zip(
-        configs, names_of_points([config.strategy for config in configs]), strict=True
-    ):
-        cells.setdefault(_key(config, way), []).append(config)
-    problems = dict.fromkeys(text for config in configs for text in _problems(config))
-    problems |= dict.fromkeys(_other_axes(configs))
-    problems |= dict.fromkeys(_other_steps(configs))
+    ways = names_of_points([config.strategy for config in configs])
+    for config, way in zip(configs, ways, strict=True):
+        key = config.examples_per_step, config.num_workers, config.accumulation_steps, way
+        cells.setdefault(key, []).append(config)
+    problems = [text for config in configs for text in _problems(config)]
+    problems += [*_other_axes(configs), *_other_steps(configs)]
     if objective.minimize == "joules" and not any(map(_may_tell_energy, configs)):
-        problems[
+        problems.append(
             "--objective joules: the processors of this machine do not report their energy, or you "
             "may not read it (/sys/class/powercap/intel-rapl:*/energy_uj). Use --objective "
             "cheapest, which counts worker-seconds."
-        ] = None
+        )
     if len(cells) < 2:
         allowed = f" that --objective {objective.text} allows" if objective.max_workers else ""
-        problems[
+        problems.append(
             f"the grid has only one cell{allowed}: give several batch sizes, such as "
-            f"local_batch=8,16,32{'' if allowed else ', or several worker counts'}."
-        ] = None
+            "local_batch=8,16,32, or several worker counts."
+        )
     if problems:
-        raise ConfigError(*problems)
+        raise ConfigError(*dict.fromkeys(problems))
     return cells
+
+
+def _problems(config: RunConfig) -> list[str]:
+    """Return why `recommend` cannot search a grid with the given point."""
+    program = config.program
+    metrics = program.metrics if isinstance(program, OwnProgramConfig) else ""
+    is_uniform = config.batching.name == "fixed" and config.allocation.name == "uniform"
+    is_possible = {
+        f"strategy={config.strategy.name}: its workers do not take every step together, as the "
+        "formula for the steps needs. Use strategy=horovod, ddp, allreduce, or "
+        "strategy=parameter_server with strategy.consistency=synchronous.": (
+            config.strategy.can.lockstep
+        ),
+        "recommend chooses one batch size for equal workers: use batching=fixed "
+        "allocation=uniform.": is_uniform,
+        "checkpoint_every=null: recommend stops long runs, which resume from a checkpoint. Use "
+        "checkpoint_every=auto.": config.checkpoint_every is not None,
+        "stop_at_target=false: a run would train on after it has reached the target. Use "
+        "stop_at_target=true.": config.stop_at_target,
+        f"program.metrics={metrics}: recommend times single steps, but such a program tells the "
+        "times of epochs alone. Call bsweep.join() and run.steps(...) in the program, or train "
+        "some points with bsweep run, and then type bsweep predict.": not metrics,
+        "resume_from: recommend needs runs that begin without a checkpoint of another run. Use "
+        "resume_from=null.": not config.resume_from,
+    }
+    return [text for text, is_so in is_possible.items() if not is_so]
 
 
 def _other_axes(configs: Sequence[RunConfig]) -> Iterator[str]:
@@ -178,19 +179,20 @@ def _other_axes(configs: Sequence[RunConfig]) -> Iterator[str]:
     others: tuple[str, ...] = ("allocation.", "strategy.")
     if len({config.strategy.name for config in configs}) > 1:  # which choose the launcher
         others += ("launch.",)
-    values: dict[str, dict[str, None]] = {}
-    for key in dict.fromkeys(key for one in settings for key in one):
-        found = dict.fromkeys(show(one.get(key)) for one in settings)
-        if len(found) > 1 and key not in AXES and not key.startswith(others):
-            values[key] = found
-    groups = {key.removesuffix(".name") for key in values if key.endswith(".name")}
-    for key, found in values.items():
+    values = {
+        key: [*dict.fromkeys(show(point.get(key)) for point in settings)]
+        for key in dict.fromkeys(itertools.chain(*settings))
+        if key not in AXES and not key.startswith(others)
+    }
+    several = {key: texts for key, texts in values.items() if len(texts) > 1}
+    groups = {key.removesuffix(".name") for key in several if key.endswith(".name")}
+    for key, texts in several.items():
         group = key.removesuffix(".name")
         if group in groups or key.partition(".")[0] not in groups:
             yield (
-                f"{group} has several values ({', '.join(found)}), but only batch size, workers, "
+                f"{group} has several values ({', '.join(texts)}), but only batch size, workers, "
                 f"accumulation_steps, {RATE}, seed and strategy may have several. Choose one: "
-                f"{group}={next(iter(found))}."
+                f"{group}={texts[0]}."
             )
 
 
@@ -201,21 +203,17 @@ def _other_steps(configs: Sequence[RunConfig]) -> Iterator[str]:
     strategies: list[StrategyConfig] = []
     for config in configs:
         strategies += [] if config.strategy in strategies else [config.strategy]
-    if len(strategies) < 2:
-        return
-    numbers = Counter(str(one.name) for one in strategies)
-    for one in strategies:
-        if isinstance(one, OwnStrategyConfig) or not one.can.takes_mean:
+    names = [str(strategy.name) for strategy in strategies]
+    for strategy, name in zip(strategies, names, strict=True) if len(names) > 1 else ():
+        if isinstance(strategy, OwnStrategyConfig) or not strategy.can.takes_mean:
             yield (
-                f"strategy={one.name}: its steps may differ from those of the grid's other "
-                "strategies, but a search counts the steps of all of them together. Search it "
-                "alone."
+                f"strategy={name}: its steps may differ from those of the grid's other strategies, "
+                "but a search counts the steps of all of them together. Search it alone."
             )
-        elif numbers[str(one.name)] > 1 and not one.can.splits_model:
+        elif names.count(name) > 1 and not strategy.can.splits_model:
             yield (
-                f"strategy={one.name} has several settings, but only a strategy that splits the "
-                "model may have several, such as strategy=sharded strategy.replicas=1,2. Choose "
-                "one."
+                f"strategy={name} has several settings, but only a strategy that splits the model "
+                "may have several, such as strategy=sharded strategy.replicas=1,2. Choose one."
             )
 
 
@@ -234,56 +232,6 @@ def _may_tell_energy(config: RunConfig) -> bool:
     return not math.isnan(energy.Meter(torch.device("cpu"), counts_host=True).joules())
 
 
-def _problems(config: RunConfig) -> list[str]:
-    found = []
-    if not config.strategy.can.lockstep:
-        found.append(
-            f"strategy={config.strategy.name}: its workers do not take every step together, but "
-            "the formula S_min + E_min / B counts steps that they take together. Use "
-            "strategy=horovod, ddp or allreduce, or strategy=parameter_server "
-            "strategy.consistency=synchronous."
-        )
-    if config.batching.name != "fixed" or config.allocation.name != "uniform":
-        found.append(
-            "recommend chooses one batch size for equal workers: use batching=fixed "
-            "allocation=uniform."
-        )
-    if config.checkpoint_every is None:
-        found.append(
-            "checkpoint_every=null: recommend stops long runs, which then save a checkpoint to "
-            "resume from. Use checkpoint_every=auto."
-        )
-    if not config.stop_at_target:
-        found.append(
-            "stop_at_target=false: a run would train on after it has reached the target. Use "
-            "stop_at_target=true."
-        )
-    if isinstance(config.program, OwnProgramConfig) and config.program.metrics:
-        found.append(
-            f"program.metrics={config.program.metrics}: recommend times single steps, but such a "
-            "program tells the times of epochs alone. Call bsweep.join() and run.steps(...) in the "
-            "program. Or train some points with bsweep run, and then type bsweep predict."
-        )
-    if config.resume_from:
-        found.append(
-            "resume_from: recommend needs runs that begin without a checkpoint of another run. Use "
-            "resume_from=null."
-        )
-    return found
-
-
-def _key(config: RunConfig, way: str) -> Key:
-    return config.examples_per_step, config.num_workers, config.accumulation_steps, way
-
-
-def _led(search: Search, larger: LargerClusters, as_json: bool, is_verbose: bool) -> int:
-    search.study_dir.mkdir(parents=True, exist_ok=True)
-    checks.refuse_newer(search.study_dir)
-    with claims.registered(search.study_dir):
-        choice = search.lead()
-    return _tell(search, choice, larger, as_json, is_verbose)
-
-
 def _tell(
     search: Search, end: Next, wanted: LargerClusters, as_json: bool, is_verbose: bool
 ) -> int:
@@ -291,42 +239,40 @@ def _tell(
     seen = search.observed()
     why = missing(seen) if seen else "no run was started."
     prediction = None if why else search.prediction(NUM_DRAWS, search.objective)
-    ended = [_ENDS[end.ends].format(least=search.least), f"Budget: {search.budget_text()}."]
-    more = _more(search, end, is_told=prediction is not None)
-    if prediction is None:
-        ended.insert(0, f"No recommendation: {why}")
-    else:
+    lines = [_ENDS[end.ends].format(least=search.least), f"Budget: {search.budget_text()}."]
+    if prediction is not None:
         # Starts and evaluations count for the search alone.
         trainings = search.spent(is_wall=False) / float(prediction.recommended["worker_seconds"])
-        ended += _rate_told(search, prediction)
-        ended.append(
+        cost = (
             f"The search cost as much as the steps of {number(trainings)} trainings of this cell."
         )
+        lines += [*_rate_told(search, prediction), cost]
         if is_verbose:
             _ = prediction.leave_out  # what is computed is told
+    lines += filter(None, [_more(search, end, is_told=prediction is not None)])
     larger, simulated = _larger(prediction, wanted)
-    lines = [line for line in (*ended, more, *larger) if line]
+    answer = prediction.brief() if prediction is not None else [f"No recommendation: {why}"]
     if as_json:
-        spent = {
-            "seconds": search.spent(is_wall=True),
-            "worker_seconds": search.spent(is_wall=False),
-        }
-        told = {
-            "ended": end.ends or "runs", "budget_seconds": search.budget, "spent": spent,
-            "said": lines,
-            "runs": search.run_ids, "prediction": prediction.as_json() if prediction else None,
+        answer = [] if prediction is not None else answer
+        print(json.dumps({
+            "ended": end.ends or "runs",
+            "budget_seconds": search.budget,
+            "spent": {
+                "seconds": search.spent(is_wall=True),
+                "worker_seconds": search.spent(is_wall=False),
+            },
+            "said": [*answer, *lines, *larger],
+            "runs": search.run_ids,
+            "prediction": prediction.as_json() if prediction else None,
             "simulated": simulated.networks_as_json() if simulated else None,
-        }  # fmt: skip
-        print(json.dumps(told, indent=2, allow_nan=False))
+        }, indent=2, allow_nan=False))  # fmt: skip
     elif is_verbose:
-        if prediction is not None:
-            print(prediction, end="\n\n")
-        print("\n".join(lines))
+        first = answer if prediction is None else [f"{prediction}\n"]
+        print("\n".join([*first, *lines, *larger]))
     else:
-        answer = prediction.brief() if prediction is not None else [ended.pop(0)]
-        words = wanted.words() if simulated else ""
-        page = f"Page: bsweep report {shlex.quote(str(search.study_dir))}{words} writes it."
-        print("\n".join([*answer, " ".join(filter(None, [*ended, more])), *larger, page]))
+        network = wanted.words() if simulated else ""
+        page = f"Page: bsweep report {shlex.quote(str(search.study_dir))}{network} writes it."
+        print("\n".join([*answer, joined(lines), *larger, page]))
     return 0 if prediction is not None else 1
 
 
@@ -340,24 +286,25 @@ def _larger(
         return [], None
     seen, fits, objective = prediction.seen, prediction.fitted, prediction.objective
     try:
-        found = on_networks(seen, fits, objective, larger_grid(seen), wanted)
+        simulated = on_networks(seen, fits, objective, larger_grid(seen), wanted)
     except ValueError as error:
         return [f"Larger clusters were not simulated: {error}"], None
-    first = f"Simulated with {found.network}{_best_of_larger(found)}"
-    doubts = [f"Warning: {one}" for one in found.warnings if one not in prediction.warnings]
-    return [first, *found.network_lines(), *doubts], found
+    first = f"Simulated with {simulated.network}{_best_of_larger(simulated)}"
+    new = [text for text in simulated.warnings if text not in prediction.warnings]
+    lines = [first, *simulated.network_lines(), *(f"Warning: {text}" for text in new)]
+    return lines, simulated
 
 
-def _best_of_larger(found: Prediction) -> str:
+def _best_of_larger(simulated: Prediction) -> str:
     """Return the end of a sentence that says what the simulated cells of a prediction bring."""
-    if found.recommended["is_simulated"]:
-        return f", and no part of the above: {found.brief()[0]}"
-    if not found.objective.max_workers:
+    if simulated.recommended["is_simulated"]:
+        return f", and no part of the above: {simulated.brief()[0]}"
+    objective, cells = simulated.objective, simulated.cells
+    if not objective.max_workers:
         return ": no larger number of workers does better."
-    limits = f"no larger number of workers that --objective {found.objective.text} allows"
-    if found.cells["is_allowed"][found.cells["is_simulated"]].any():
-        return f": {limits} does better."
-    return f": there is {limits}."
+    limits = f"no larger number of workers that --objective {objective.text} allows"
+    is_allowed = (cells["is_allowed"] & cells["is_simulated"]).any()
+    return f": {limits} does better." if is_allowed else f": there is {limits}."
 
 
 def _rate_told(search: Search, prediction: Prediction) -> list[str]:

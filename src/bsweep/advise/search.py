@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from pydantic import ValidationError
-
 from bsweep import launch
 from bsweep.analysis import load
 from bsweep.analysis.conclusions.next_run import (
@@ -50,7 +48,7 @@ from bsweep.analysis.study.numbers import number
 from bsweep.config.data import ProgramDataConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.target import Target
-from bsweep.config.values import Count, Name, Processes, show
+from bsweep.config.values import Count, Name, Processes, shortened, show
 from bsweep.core import terminal
 from bsweep.core.words import counted, duration
 from bsweep.launch import Outcome
@@ -115,19 +113,17 @@ def _read_kept(path: Path) -> _Kept:
     Raises:
         ValueError: If the file cannot be read, or does not have this format.
     """
-    try:
-        found: _Kept = adapter(_Kept).validate_json(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         return _Kept()
+    try:
+        kept: _Kept = adapter(_Kept).validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        reason = error.strerror if isinstance(error, OSError) else told
         raise ValueError(
-            f"{path} is not a file of searches by this version of bsweep ({reason}): remove it. "
-            "The next search then times steps again, and does not know what earlier searches "
-            "spent of the budget."
+            f"{path} is no file of searches by this version of bsweep ({shortened(str(error))}): "
+            "remove it. The next search then times steps again, and does not know what earlier "
+            "searches spent of the budget."
         ) from None
-    return found
+    return kept
 
 
 @dataclass
@@ -210,10 +206,10 @@ class Search:
             prediction = self._best_known()
             if prediction is not None and has_known_steps(prediction):
                 say(f"now: {_in_short(prediction)}")
-            coming = self._next(prediction)
+            coming, left = self._next(prediction)
             if coming.ends or coming.offer is None:
                 return coming
-            self._run(coming, prediction)
+            self._run(coming, coming.offer, prediction, left)
 
     def _best_known(self) -> Prediction | None:
         """Return the prediction of the best cell from the runs so far; None before any run has
@@ -227,9 +223,8 @@ class Search:
         except ValueError:
             if self.objective.deadline_seconds is None:
                 raise
-        return self.prediction(
-            _DRAWS, replace(self.objective, deadline_seconds=None, minimize="seconds")
-        )
+            fastest = replace(self.objective, deadline_seconds=None, minimize="seconds")
+            return self.prediction(_DRAWS, fastest)
 
     def _probe(self) -> None:
         """Time a few steps of two cells for each number of workers, and of further cells as long
@@ -250,7 +245,8 @@ class Search:
                 return self.budget
             return self.grid().share(fit_step_time(self._timings(self.ways()), _DRAWS), None)
 
-        while (coming := next_probe(self.cells, self._probe_costs(), most)) is not None:
+        has_budget = self.budget is not None
+        while (coming := next_probe(self.cells, self._probe_costs(has_budget), most)) is not None:
             self._time_steps(coming)
         if not self.cells:
             errors = (probe.problem for probe in self.probes.values() if probe.problem)
@@ -259,13 +255,12 @@ class Search:
                 f"error: {next(errors)}"
             )
 
-    def _probe_costs(self) -> dict[Key, float]:
-        """Return what timing the steps of each cell has cost: wall seconds if a budget is given,
+    def _probe_costs(self, is_wall: bool) -> dict[Key, float]:
+        """Return what timing the steps of each cell has cost: wall seconds if `is_wall` is true,
         otherwise worker-seconds.
         """
-        has_budget = self.budget is not None
         return {
-            cell: probe.wall_seconds * (1 if has_budget else cell[1])
+            cell: probe.wall_seconds * (1 if is_wall else cell[1])
             for cell, probe in self.probes.items()
         }
 
@@ -279,19 +274,18 @@ class Search:
             )
         say(f"timing a few steps of {named(cell)}")
         began = time.monotonic()
-        timings_or_problem = side_runs.try_out(self.cells[cell][0], logger.info)
+        timings = side_runs.try_out(self.cells[cell][0], logger.info)  # or why there are none
         took = time.monotonic() - began
-        if not isinstance(timings_or_problem, str):
-            found = timings_or_problem
+        if not isinstance(timings, str):
             self.probes[cell] = _Probe(
-                self.kinds[cell[3]], cell[:3], found.step_seconds, took,
-                num_parameters=found.num_parameters, sent_bytes=found.sent_bytes,
+                self.kinds[cell[3]], cell[:3], timings.step_seconds, took,
+                num_parameters=timings.num_parameters, sent_bytes=timings.sent_bytes,
             )  # fmt: skip
-            self._learn_num_train(found.num_train)
-        elif timings_or_problem.startswith("out_of_memory"):
-            self._does_not_fit(cell, took, timings_or_problem)
+            self._learn_num_train(timings.num_train)
+        elif timings.startswith("out_of_memory"):
+            self._does_not_fit(cell, took, timings)
         else:
-            raise ValueError(f"{named(cell)}: {timings_or_problem}")
+            raise ValueError(f"{named(cell)}: {timings}")
         self._keep()
 
     def _does_not_fit(self, cell: Key, seconds: float, problem: str) -> None:
@@ -332,39 +326,40 @@ class Search:
         kept = _Kept(probes=probes, runs=tuple(self.run_ids), num_train=self.num_train)
         write_json(self._path, asdict(kept))
 
+    @property
+    def _timed(self) -> dict[Key, _Probe]:
+        """The probes of cells that fit into memory."""
+        return {cell: probe for cell, probe in self.probes.items() if not probe.problem}
+
     def _timings(self, ways: Mapping[str, Way]) -> list[Timing]:
         return [
             Timing(ways[cell[3]].cell(*cell[:3]), probe.step_seconds)
-            for cell, probe in self.probes.items()
-            if not probe.problem
+            for cell, probe in self._timed.items()
         ]
 
     def ways(self, seen: Observed | None = None) -> dict[str, Way]:
         """Return the ways of the grid by their names, as far as runs or timed steps tell them."""
         timed: dict[str, list[TimedStep]] = {way: [] for way in self.strategies}
-        for cell, one in self.probes.items():
-            if one.num_parameters is not None and not one.problem:
-                step = TimedStep(*cell[:3], one.num_parameters, one.sent_bytes)
+        for cell, probe in self._timed.items():
+            if probe.num_parameters is not None:
+                step = TimedStep(*cell[:3], probe.num_parameters, probe.sent_bytes)
                 timed[cell[3]].append(step)
-        found = {
-            way: timed_way(way, strategy, timed[way]) for way, strategy in self.strategies.items()
-        }
-        return found | (dict(seen.ways) if seen else {})
+        ways = {way: timed_way(way, card, timed[way]) for way, card in self.strategies.items()}
+        return ways | (dict(seen.ways) if seen else {})
 
     def observed(self) -> Observed | None:
         """Return the measurements of the runs of this grid, such as their steps to the target, with
         all ways of the grid; None if there are no such runs yet.
         """
-        begun = [
-            run_id for run_id in self.planned if RunPaths(self.study_dir / run_id).metrics.exists()
-        ]
+        paths = {run_id: RunPaths(self.study_dir / run_id) for run_id in self.planned}
+        begun = [run_id for run_id, run in paths.items() if run.metrics.exists()]
         if not begun:
             return None
-        known = load(self.study_dir, mix=True)
-        runs = known.runs[known.runs["run_id"].isin(begun)]
+        study = load(self.study_dir, mix=True)
+        runs = study.runs[study.runs["run_id"].isin(begun)]
         if runs.empty:
             return None
-        seen = observed(replace(known, runs=runs), self.target, ways=self.way_names)
+        seen = observed(replace(study, runs=runs), self.target, ways=self.way_names)
         ways = self.ways(seen)
         return replace(seen, ways=ways, probed=tuple(self._timings(ways)))
 
@@ -385,41 +380,33 @@ class Search:
         fits = fit(seen, num_draws, searched=[cell[0] for cell in self.cells])
         return predict_from(seen, fits, objective, sorted(self.cells), self.price)
 
-    def _next(self, prediction: Prediction | None) -> Next:
+    def _next(self, prediction: Prediction | None) -> tuple[Next, dict[int, float]]:
+        """Return the run that comes next, and the worker-seconds left for it; see `_left`."""
         seen = self.observed()
         grid = self.grid(seen)
         offers = with_rates(self._offers(grid), self.rates, seen)
-        step_time = (
-            prediction.fitted.step_time
-            if prediction
-            else fit_step_time(self._all_timings(seen), _DRAWS)
-        )
+        if prediction is not None:
+            left = self._left(grid, prediction.fitted.step_time, prediction)
+            return next_run(grid, offers, prediction, left), left
+        timings = seen.timings() if seen else self._timings(grid.ways)
+        step_time = fit_step_time(timings, _DRAWS)
         left = self._left(grid, step_time, prediction)
-        if prediction is None:
-            if self.budget is None and not self.run_ids:
-                say(
-                    f"no --budget: at most {number(self.share)} worker-seconds, which are "
-                    f"{_SHARE}; a run that reaches the target will tell more exactly"
-                )
-            offers = still_open(offers, seen.runs) if seen is not None else offers
-            return first_run(grid, offers, step_time, left)
-        return next_run(grid, offers, prediction, left)
-
-    def _all_timings(self, seen: Observed | None) -> list[Timing]:
-        return seen.timings() if seen else self._timings(self.ways())
+        if self.budget is None and not self.run_ids:
+            say(
+                f"no --budget: at most {number(self.share)} worker-seconds, which are {_SHARE}; a "
+                "run that reaches the target will tell more exactly"
+            )
+        offers = still_open(offers, seen.runs) if seen is not None else offers
+        return first_run(grid, offers, step_time, left), left
 
     def grid(self, seen: Observed | None = None) -> Grid:
         points = {cell: len(configs) for cell, configs in self.cells.items()}
-        most = {
-            cell: _most_steps(self.planned[configs[0].run_id])
-            for cell, configs in self.cells.items()
-        }
+        first = {cell: self.planned[configs[0].run_id] for cell, configs in self.cells.items()}
+        most = {cell: _most_steps(point) for cell, point in first.items()}
+        # Nearly all of this time goes to the start and to evaluations.
         others: dict[int, list[float]] = {}
-        for (_, workers, _, _), probe in self.probes.items():
-            if probe.problem:
-                continue
-            # Nearly all of this time goes to the start and to evaluations.
-            others.setdefault(workers, []).append(probe.wall_seconds)
+        for cell, probe in self._timed.items():
+            others.setdefault(cell[1], []).append(probe.wall_seconds)
         beside = {workers: median(seconds) for workers, seconds in others.items()}
         return Grid(points, most, beside, self.ways(seen))
 
@@ -435,7 +422,7 @@ class Search:
         workers = {cell[1] for cell in self.cells}
         if self.budget is not None:
             return {count: (self.budget - self.spent(is_wall=True)) * count for count in workers}
-        timed = sum(probe.wall_seconds * cell[1] for cell, probe in self.probes.items())
+        timed = sum(self._probe_costs(is_wall=False).values())
         self.share = grid.share(step_time, prediction, timed)
         return dict.fromkeys(workers, self.share - self.spent(is_wall=False))
 
@@ -443,9 +430,7 @@ class Search:
         """Return the time that this search and earlier ones have spent on runs of the grid and on
         timing steps: wall seconds if `is_wall` is true, otherwise worker-seconds.
         """
-        spent = sum(
-            probe.wall_seconds * (1 if is_wall else cell[1]) for cell, probe in self.probes.items()
-        )
+        spent = sum(self._probe_costs(is_wall).values())
         for run_id in set(self.run_ids) & self.planned.keys():
             state = states.state_of_run(self.study_dir / run_id)
             # A killed run has no wall time: its seconds of training count.
@@ -465,43 +450,37 @@ class Search:
         """Return the new and interrupted points of a cell with a learning rate, each with the
         number of steps before its latest checkpoint; the point with the most steps comes first.
         """
-        found = []
+        points = []
         for config in self.cells[cell]:
-            if _rate(config) != rate and not math.isnan(rate):
-                continue
-            paths = paths_of(config)
-            if states.state_of_run(paths.folder).status in _LEFT:
-                facts = next((one.facts() for one in checkpoints(paths)), None)
-                found.append((config, float(facts["num_steps"]) if facts else 0.0))
-        return sorted(found, key=lambda one: -one[1])
+            paths, is_of_rate = paths_of(config), math.isnan(rate) or _rate(config) == rate
+            if is_of_rate and states.state_of_run(paths.folder).status in _LEFT:
+                facts = next((checkpoint.facts() for checkpoint in checkpoints(paths)), None)
+                points.append((config, float(facts["num_steps"]) if facts else 0.0))
+        return sorted(points, key=lambda point: -point[1])
 
-    def _run(self, coming: Next, prediction: Prediction | None) -> None:
+    def _run(
+        self, coming: Next, offer: Offer, prediction: Prediction | None, left: Mapping[int, float]
+    ) -> None:
         """Train one point of the chosen cell, and ask its run to stop if it still trains after a
         time limit.
 
-        The limit is the rest of the budget. With a prediction it is at most twice the upper end of
-        the predicted time, plus the time that runs take besides their steps.
+        The limit is the rest of the budget, `left`. With a prediction it is at most twice the upper
+        end of the predicted time, plus the time that runs take besides their steps.
         """
-        assert coming.offer is not None
-        cell, rate = coming.offer.cell, coming.offer.rate
+        cell, rate = offer.cell, offer.rate
         points = self._points(cell, rate)
         if not points:  # another process has taken the point meanwhile
             return
         config, done = points[0]
-        seen = self.observed()
-        grid, step_time = self.grid(seen), fit_step_time(self._all_timings(seen), _DRAWS)
-        seconds = self._left(grid, step_time, prediction)[cell[1]] / cell[1]
+        seconds = left[cell[1]] / cell[1]
         if prediction is not None:
             most = prediction.cells["seconds_high"].iloc[keys_of(prediction.cells).index(cell)]
-            seconds = min(seconds, _OVERTIME * float(most) + grid.other_seconds.get(cell[1], 0.0))
+            others = self.grid().other_seconds.get(cell[1], 0.0)
+            seconds = min(seconds, _OVERTIME * float(most) + others)
         goes_on = f" (it resumes after step {done:.0f})" if done else ""
-        why, rate_text = self._reason(coming, prediction), ""
-        if len(self.rates) > 1:
-            rate_text = f", {RATE}={rate:g}"
-        say(
-            f"next: {named(cell)}{rate_text}, seed {config.seed}{goes_on}: {why}; "
-            f"{self.budget_text()}"
-        )
+        rate_text = f", {RATE}={rate:g}" if len(self.rates) > 1 else ""
+        run = f"{named(cell)}{rate_text}, seed {config.seed}{goes_on}"
+        say(f"next: {run}: {self._reason(coming, offer, prediction)}; {self.budget_text()}")
         commands.keep(self.study_dir, _typed(self.overrides, config), [config])
         if config.run_id not in self.run_ids:
             self.run_ids.append(config.run_id)
@@ -512,31 +491,30 @@ class Search:
             self._does_not_fit(cell, 0.0, message or status)
             self._keep()
         if status in ("failed", "timeout"):
-            message = message.splitlines()[0]
             raise ValueError(
-                f"{config.run_id}: {status}: {message}; correct the cause, then run `bsweep retry "
-                f"{self.study_dir}`."
+                f"{config.run_id}: {status}: {message.splitlines()[0]}; correct the cause, then "
+                f"run `bsweep retry {self.study_dir}`."
             )
 
-    def _reason(self, coming: Next, prediction: Prediction | None) -> str:
+    def _reason(self, coming: Next, offer: Offer, prediction: Prediction | None) -> str:
         """Return why the search makes its next run, and how long the run takes."""
-        assert coming.offer is not None
-        batch, workers, *_ = coming.offer.cell
+        batch, workers, *_ = offer.cell
         takes = duration(coming.worker_seconds / workers)
         if prediction is None:
             return f"no run has reached the target yet; this run takes at most {takes}"
-        if not has_known_steps(prediction):
-            return f"the steps of two batch sizes must be known; this run takes about {takes}"
-        if not is_proven(prediction, batch):
-            return (
-                "no run of so large a batch has reached the target yet; this run takes about "
-                f"{takes}"
-            )
-        if coming.offer.is_trial and batch == prediction.recommended["global_batch"]:
-            return (
-                "the rates beside the best one of the recommended batch must be tried; this run "
-                f"takes about {takes}"
-            )
+        is_of_best = batch == prediction.recommended["global_batch"]
+        reasons = {
+            "the steps of two batch sizes must be known": not has_known_steps(prediction),
+            "no run of so large a batch has reached the target yet": not is_proven(
+                prediction, batch
+            ),
+            "the rates beside the best one of the recommended batch must be tried": (
+                offer.is_trial and is_of_best
+            ),
+        }
+        for reason, applies in reasons.items():
+            if applies:
+                return f"{reason}; this run takes about {takes}"
         return f"about {takes}, expected to save {100 * coming.gain:.1f} % of the {self.least}"
 
     def budget_text(self) -> str:
@@ -552,11 +530,9 @@ def _rate(config: RunConfig) -> float:
 
 
 def _in_short(prediction: Prediction) -> str:
-    choice = prediction.choice
-    close = (
-        f"within {100 * CLOSE:.0f} % of the best with probability {choice.probability_close:.2f}"
-    )
-    return f"{cell_name(prediction.recommended)}, {prediction.amount}, {close}"
+    close, probability = f"{100 * CLOSE:.0f} %", prediction.choice.probability_close
+    cell = f"{cell_name(prediction.recommended)}, {prediction.amount}"
+    return f"{cell}, within {close} of the best with probability {probability:.2f}"
 
 
 def named(cell: Key) -> str:

@@ -10,133 +10,71 @@ This package must not import the code that trains a run. It reads the files of r
 `runlog`, and takes the rules of settings from `config`. It draws nothing and writes no file.
 """
 
-from bsweep.analysis.cell_tables.common_target import common_target
-from bsweep.analysis.cell_tables.idle import (
-    equal_time_losses,
-    idle_table,
-    loss_by_time,
-    node_columns,
-    round_times,
-)
-from bsweep.analysis.cell_tables.keys import cell_keys, entangled, levels, settings, varying
-from bsweep.analysis.cell_tables.learning import (
-    accuracy_by_time,
-    fastest_accurate,
-    time_to_target,
-)
-from bsweep.analysis.cell_tables.means import (
-    METRICS,
-    batch_ratios,
-    best_medians,
-    by_cell,
-    cell_warnings,
-    cells,
-    epoch_curves,
-    failures,
-    measured_once,
-    scaling,
-    seconds_fits,
-    server_loads,
-    server_shares,
-    step_parts,
-    step_times,
-    step_unit,
-    unequal_threads,
-)
-from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL
-from bsweep.analysis.conclusions.best_cells import against_published, headlines, winner
-from bsweep.analysis.conclusions.comparing import Comparison, compare
-from bsweep.analysis.conclusions.maps import larger_clusters, surface
-from bsweep.analysis.conclusions.predicting import predict
-from bsweep.analysis.conclusions.prediction_texts import Prediction
-from bsweep.analysis.conclusions.published_study import (
-    comparable,
-    differences,
-    published,
-    relative_seconds,
+from bsweep.analysis.cell_tables.common_target import common_target as common_target
+from bsweep.analysis.cell_tables.idle import equal_time_losses as equal_time_losses
+from bsweep.analysis.cell_tables.idle import idle_table as idle_table
+from bsweep.analysis.cell_tables.idle import loss_by_time as loss_by_time
+from bsweep.analysis.cell_tables.idle import node_columns as node_columns
+from bsweep.analysis.cell_tables.idle import round_times as round_times
+from bsweep.analysis.cell_tables.keys import cell_keys as cell_keys
+from bsweep.analysis.cell_tables.keys import entangled as entangled
+from bsweep.analysis.cell_tables.keys import levels as levels
+from bsweep.analysis.cell_tables.keys import settings as settings
+from bsweep.analysis.cell_tables.keys import varying as varying
+from bsweep.analysis.cell_tables.learning import accuracy_by_time as accuracy_by_time
+from bsweep.analysis.cell_tables.learning import fastest_accurate as fastest_accurate
+from bsweep.analysis.cell_tables.learning import time_to_target as time_to_target
+from bsweep.analysis.cell_tables.means import METRICS as METRICS
+from bsweep.analysis.cell_tables.means import batch_ratios as batch_ratios
+from bsweep.analysis.cell_tables.means import best_medians as best_medians
+from bsweep.analysis.cell_tables.means import by_cell as by_cell
+from bsweep.analysis.cell_tables.means import cell_warnings as cell_warnings
+from bsweep.analysis.cell_tables.means import cells as cells
+from bsweep.analysis.cell_tables.means import epoch_curves as epoch_curves
+from bsweep.analysis.cell_tables.means import failures as failures
+from bsweep.analysis.cell_tables.means import measured_once as measured_once
+from bsweep.analysis.cell_tables.means import scaling as scaling
+from bsweep.analysis.cell_tables.means import seconds_fits as seconds_fits
+from bsweep.analysis.cell_tables.means import server_loads as server_loads
+from bsweep.analysis.cell_tables.means import server_shares as server_shares
+from bsweep.analysis.cell_tables.means import step_parts as step_parts
+from bsweep.analysis.cell_tables.means import step_times as step_times
+from bsweep.analysis.cell_tables.means import step_unit as step_unit
+from bsweep.analysis.cell_tables.means import unequal_threads as unequal_threads
+from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL as MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.conclusions.best_cells import against_published as against_published
+from bsweep.analysis.conclusions.best_cells import headlines as headlines
+from bsweep.analysis.conclusions.best_cells import winner as winner
+from bsweep.analysis.conclusions.comparing import Comparison as Comparison
+from bsweep.analysis.conclusions.comparing import compare as compare
+from bsweep.analysis.conclusions.maps import larger_clusters as larger_clusters
+from bsweep.analysis.conclusions.maps import surface as surface
+from bsweep.analysis.conclusions.predicting import predict as predict
+from bsweep.analysis.conclusions.prediction_texts import Prediction as Prediction
+from bsweep.analysis.conclusions.published_study import comparable as comparable
+from bsweep.analysis.conclusions.published_study import differences as differences
+from bsweep.analysis.conclusions.published_study import published as published
+from bsweep.analysis.conclusions.published_study import relative_seconds as relative_seconds
+from bsweep.analysis.conclusions.recommendations import answer_lines as answer_lines
+from bsweep.analysis.conclusions.recommendations import answers as answers
+from bsweep.analysis.conclusions.recommendations import first_place as first_place
+from bsweep.analysis.conclusions.recommendations import in_short as in_short
+from bsweep.analysis.conclusions.recommendations import (
+    missing_recommendations as missing_recommendations,
 )
 from bsweep.analysis.conclusions.recommendations import (
-    answer_lines,
-    answers,
-    first_place,
-    in_short,
-    missing_recommendations,
-    recommendation_warnings,
-    recommendations,
-    with_networks,
+    recommendation_warnings as recommendation_warnings,
 )
-from bsweep.analysis.prediction.critical_batch import noise_scale
-from bsweep.analysis.simulation import Simulation, simulate
-from bsweep.analysis.study.beside_others import left_out
-from bsweep.analysis.study.folder import load
-from bsweep.analysis.study.frames import Study, ends_in_rounds
-from bsweep.analysis.study.numbers import setting_text
-from bsweep.analysis.study.targets import to_target
-from bsweep.config.target import Target, target_of
-
-__all__ = [
-    "METRICS",
-    "MIN_SEEDS_FOR_INTERVAL",
-    "Comparison",
-    "Prediction",
-    "Simulation",
-    "Study",
-    "Target",
-    "accuracy_by_time",
-    "against_published",
-    "answer_lines",
-    "answers",
-    "batch_ratios",
-    "best_medians",
-    "by_cell",
-    "cell_keys",
-    "cell_warnings",
-    "cells",
-    "common_target",
-    "comparable",
-    "compare",
-    "differences",
-    "ends_in_rounds",
-    "entangled",
-    "epoch_curves",
-    "equal_time_losses",
-    "failures",
-    "fastest_accurate",
-    "first_place",
-    "headlines",
-    "idle_table",
-    "in_short",
-    "larger_clusters",
-    "left_out",
-    "levels",
-    "load",
-    "loss_by_time",
-    "measured_once",
-    "missing_recommendations",
-    "node_columns",
-    "noise_scale",
-    "predict",
-    "published",
-    "recommendation_warnings",
-    "recommendations",
-    "relative_seconds",
-    "round_times",
-    "scaling",
-    "seconds_fits",
-    "server_loads",
-    "server_shares",
-    "setting_text",
-    "settings",
-    "simulate",
-    "step_parts",
-    "step_times",
-    "step_unit",
-    "surface",
-    "target_of",
-    "time_to_target",
-    "to_target",
-    "unequal_threads",
-    "varying",
-    "winner",
-    "with_networks",
-]
+from bsweep.analysis.conclusions.recommendations import recommendations as recommendations
+from bsweep.analysis.conclusions.recommendations import with_networks as with_networks
+from bsweep.analysis.prediction.critical_batch import noise_scale as noise_scale
+from bsweep.analysis.simulation import Simulation as Simulation
+from bsweep.analysis.simulation import simulate as simulate
+from bsweep.analysis.study.beside_others import left_out as left_out
+from bsweep.analysis.study.folder import load as load
+from bsweep.analysis.study.frames import Study as Study
+from bsweep.analysis.study.frames import ends_in_rounds as ends_in_rounds
+from bsweep.analysis.study.numbers import setting_text as setting_text
+from bsweep.analysis.study.targets import to_target as to_target
+from bsweep.config.target import Target as Target
+from bsweep.config.target import target_of as target_of

@@ -97,12 +97,14 @@ def _judge(found: Comparison, share: float) -> int:
 def _untold(found: Comparison) -> list[tuple[pd.DataFrame, str]]:
     """Return the cells whose times could not be tested, by the reason and its remedy."""
     from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL
-    from bsweep.analysis.conclusions.comparing import RARER
+    from bsweep.analysis.conclusions.comparing import RARER, TIMES
 
-    cells = found.cells
-    is_timed = cells["step_seconds"].notna() | cells["seconds_to_target"].notna()
-    is_tested = cells["step_seconds_low"].notna() | cells["seconds_to_target_low"].notna()
-    is_rarer = found.verdicts("seconds_to_target") == RARER
+    steps, cells = (
+        found.cells[found.cells["measure"] == time].reset_index(drop=True) for time in TIMES
+    )
+    is_timed = steps["compared"].notna() | cells["compared"].notna()
+    is_tested = steps["low"].notna() | cells["low"].notna()
+    is_rarer = cells["verdict"] == RARER
     is_refused = cells["is_across_hardware"] & ~is_timed
     few = f"a test takes times of {MIN_SEEDS_FOR_INTERVAL} seeds in each study. Run more seeds"
     reasons = {

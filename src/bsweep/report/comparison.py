@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from bsweep.analysis import Comparison
-from bsweep.analysis.conclusions.comparing import MEASURES
+from bsweep.analysis.conclusions.comparing import TIMES
 from bsweep.analysis.study.numbers import number
 from bsweep.core.whole_files import write_whole
 from bsweep.core.words import counted
@@ -33,31 +33,28 @@ def tables(comparison: Comparison) -> Iterator[Table]:
             'What the studies differ in. "varies": the runs of one study have several values.',
             comparison.differences,
         )
-    for measure, kind in MEASURES.items():
-        cells = comparison.cells.assign(verdict=comparison.verdicts(measure))
-        cells = cells[cells["verdict"] != ""]
-        if cells.empty:
-            continue
-        num_tested = cells[f"{measure}_p_holm"].notna().sum()
+    measured = comparison.cells[comparison.cells["verdict"] != ""]
+    for measure, cells in measured.groupby("measure", sort=False):
+        num_tested = cells["p_holm"].notna().sum()
         targets = " / ".join(dict.fromkeys(cells["target"].dropna()))
-        points = zip(cells[f"{measure}_points_reference"], cells[f"{measure}_points"], strict=True)
-        ends = zip(cells[f"{measure}_low"], cells[f"{measure}_high"], strict=True)
+        points = zip(cells["points_reference"], cells["points"], strict=True)
+        ends = zip(cells["low"], cells["high"], strict=True)
         yield Table(
-            f"{_CAPTIONS[measure].format(target=targets)} Means over seeds in the reference, "
+            f"{_CAPTIONS[str(measure)].format(target=targets)} Means over seeds in the reference, "
             f"{comparison.studies[0]}, and in each other study. Intervals (95 %) and p-values have "
             f"Holm's correction for the {counted(num_tested, 'cell')} tested here.",
             pd.DataFrame({
                 "cell": cells["cell"],
                 **({"study": cells["study"]} if len(comparison.studies) > 2 else {}),
                 "seeds": [f"{len(one)}, {len(other)}" for one, other in points],
-                "reference": cells[f"{measure}_reference"].map(number),
-                "compared": cells[measure].map(number),
-                kind: cells[f"{measure}_{kind}"].map(number),
+                "reference": cells["reference"].map(number),
+                "compared": cells["compared"].map(number),
+                "ratio" if measure in TIMES else "difference": cells["change"].map(number),
                 "interval": [
                     "-" if low != low else f"{number(low)} to {number(high)}"
                     for low, high in ends
                 ],
-                "p": cells[f"{measure}_p_holm"].map(number),
+                "p": cells["p_holm"].map(number),
                 "verdict": cells["verdict"],
             }),
         )  # fmt: skip
@@ -73,12 +70,13 @@ def write_page(comparison: Comparison, path: Path, command: str) -> None:
     """
     reference, *compared = comparison.studies
     heading = f"{', '.join(compared)} compared with {reference}"
+    num_cells = (comparison.cells["measure"] == "accuracy").sum()
     text = page(
         "comparison.html",
         f"{heading} - bsweep",
         [static("reader.js", "comparison.js")],
         heading=heading,
-        num_cells=counted(len(comparison.cells), "common cell"),
+        num_cells=counted(num_cells, "common cell"),
         brief=comparison.brief(),
         warnings=comparison.warnings,
         tables=[*tables(comparison)],

@@ -5,8 +5,10 @@ A damaged file raises an error that names it, so that a reader of a study can le
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -269,6 +271,7 @@ def checked(line: bytes, place: str) -> dict[str, Any]:
     """
     try:
         record = from_json(line, allow_inf_nan=False)
+        json.loads(line, object_pairs_hook=_with_each_key_once)
     except ValueError as error:
         raise Damaged(f"{place}: damaged record: {error}. {REMEDY}") from None
     if not isinstance(record, dict) or not isinstance(record.get("type"), str):
@@ -280,6 +283,14 @@ def checked(line: bytes, place: str) -> dict[str, Any]:
         hold(record, schema, place)
     if record["type"] == "event" and (schema := _EVENTS.get(record["event"])):
         hold(record, schema, place)
+    return record
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, given its keys and values; raise ValueError if a key is there twice."""
+    if len(record := dict(pairs)) < len(pairs):
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r:.40} is there twice")
     return record
 
 

@@ -20,9 +20,7 @@ POLICIES = (
     "uniform", "batch_by_flops", "batch_by_memory", "steps_by_flops", "steps_by_speed", "hybrid",
     "network_aware",
 )  # fmt: skip
-NODE = (
-    "node {}: idle_seconds"  # name of a column of `idle_table`; nodes count from 1, as in the paper
-)
+NODE = "node {}: idle_seconds"  # a column of `idle_table`; nodes count from 1, as in the paper
 
 
 def round_times(study: Study) -> pd.DataFrame:
@@ -98,12 +96,12 @@ def idle_table(study: Study) -> pd.DataFrame:
         "idle_seconds_per_round", "idle_share", "exchange_share", "examples_per_second",
         "tokens_per_second",
     ]  # fmt: skip
-    groups = runs.groupby(keys)
+    groups, changes = runs.groupby(keys), ["change", "change_ci95"]
     table = summarise(runs, keys, ["rounds", *idle, *shares])
-    columns = ["n", "rounds", *idle, *(f"{name}_ci95" for name in idle), "change", "change_ci95"]
-    changes = pd.DataFrame([_change(cell, runs) for _, cell in groups], table.index, dtype=float)
-    table[["change", "change_ci95"]] = changes.reindex(columns=[0, 1])
-    return _in_order(table[[*columns, *shares, "idle_seconds_points"]], groups["policy"].first())
+    rows = [_change(cell, runs) for _, cell in groups]
+    table = table.join(pd.DataFrame(rows, table.index, changes, dtype=float))
+    columns = ["n", "rounds", *idle, *(f"{name}_ci95" for name in idle), *changes, *shares]
+    return _in_order(table[[*columns, "idle_seconds_points"]], groups["policy"].first())
 
 
 def node_columns(table: pd.DataFrame) -> list[str]:
@@ -116,11 +114,8 @@ def node_columns(table: pd.DataFrame) -> list[str]:
     Returns:
         The names, without those of intervals.
     """
-    return [
-        str(name)
-        for name in table
-        if str(name).startswith("node ") and not str(name).endswith("_ci95")
-    ]
+    names = [str(name) for name in table if str(name).startswith("node ")]
+    return [name for name in names if not name.endswith("_ci95")]
 
 
 @cached
@@ -218,9 +213,7 @@ def _by_run(study: Study) -> pd.DataFrame:
     })  # fmt: skip
     settings = runs.set_index("run_id").reindex(by_run.index, columns=[_LENGTH]).astype(float)
     by_run["tokens_per_second"] = by_run["examples_per_second"] * settings[_LENGTH]
-    of_nodes = rounds.pivot_table(
-        index="run_id", columns="worker", values="idle_seconds", aggfunc="sum"
-    )
+    of_nodes = rounds.groupby(["run_id", "worker"])["idle_seconds"].sum().unstack("worker")
     by_run = by_run.join(of_nodes.rename(columns=lambda worker: NODE.format(worker + 1)))
     columns = ["run_id", "seed", "everything_else", "policy", "is_baseline", *cell_keys(runs)]
     return filled.loc[filled["status"] == "completed", columns].merge(by_run, on="run_id")
@@ -246,10 +239,8 @@ def _change(cell: pd.DataFrame, runs: pd.DataFrame) -> tuple[float, float]:
     base = paired["theirs"].mean()
     ratio = _over(paired["ours"].mean(), base)
     # The residuals of the ratio of means.
-    rest = (paired["ours"] - ratio * paired["theirs"]).rename("rest").to_frame()
-    half_width = summarise(rest.reset_index().assign(cell=""), ["cell"], ["rest"])[
-        "rest_ci95"
-    ].iloc[0]
+    rest = (paired["ours"] - ratio * paired["theirs"]).rename("rest").reset_index()
+    (half_width,) = summarise(rest.assign(cell=""), ["cell"], ["rest"])["rest_ci95"]
     return ratio - 1, _over(half_width, base)
 
 
@@ -289,10 +280,8 @@ def _in_order(table: pd.DataFrame, policies: pd.Series[str]) -> pd.DataFrame:
     """
     if table.empty:
         return table
-    keys = levels(table)
-    ranks = policies.map(
-        lambda policy: POLICIES.index(policy) if policy in POLICIES else len(POLICIES)
-    )
-    others = [name for name in keys if name != "variant"]
+    order = {policy: place for place, policy in enumerate(POLICIES)}
+    ranks = policies.map(order).fillna(len(POLICIES))
+    others = [name for name in levels(table) if name != "variant"]
     places = table.index.to_frame(index=False).assign(rank=ranks.to_numpy())
     return table.iloc[places.sort_values([*others, "rank", "variant"], kind="stable").index]

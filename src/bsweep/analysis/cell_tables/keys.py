@@ -24,11 +24,7 @@ _FOUND_OUT = [
 _EXCHANGE = ("strategy", "compression", "allocation", "batching", "slowdown")
 ALLOCATION_LISTS = ("allocation.local_batches", "allocation.local_steps")
 # The settings that decide the learning rate of a batch size.
-RATES = (
-    "lr",
-    "lr_rule",
-    "optimizer.reference_batch",
-)
+RATES = ("lr", "lr_rule", "optimizer.reference_batch")
 # These values are left out of a variant where a strategy was run with no other value.
 _UNSAID = (
     "average", "native", "network", "synchronous", "examples", "fail", "uniform", "by_rule",
@@ -58,13 +54,9 @@ def cell_keys(runs: pd.DataFrame) -> list[str]:
     Returns:
         The names of the columns.
     """
-    return [
-        *(name for name in _split_settings(_filled(runs))[0] if not _of_exchange(name)),
-        *_ALWAYS,
-    ]
-
-
-_ALWAYS = ("variant", "num_workers", "local_batch")
+    kept, _ = _split_settings(_filled(runs))
+    others = [name for name in kept if not _of_exchange(name)]
+    return [*others, "variant", "num_workers", "local_batch"]
 
 
 def entangled(runs: pd.DataFrame) -> list[str]:
@@ -122,17 +114,13 @@ def chosen(runs: pd.DataFrame) -> pd.DataFrame:
     already says what was chosen. Runs that name no batching have the batching `fixed`.
     """
     if "batching" in runs:
-        runs = runs.assign(batching=_or_else(runs["batching"], "fixed"))
+        runs = runs.assign(batching=runs["batching"].mask(_is_missing(runs["batching"]), "fixed"))
     if "allocation" not in runs or runs["allocation"].isna().all():
         return runs
-    allocation = _or_else(runs["allocation"], "uniform")
+    allocation = runs["allocation"].mask(_is_missing(runs["allocation"]), "uniform")
     lists = [name for name in ALLOCATION_LISTS if name in runs]
     given = {name: runs[name].astype(object).where(allocation == "uniform") for name in lists}
     return runs.assign(allocation=allocation, **given)
-
-
-def _or_else(values: pd.Series, default: str) -> pd.Series:
-    return values.where(~_is_missing(values), default)
 
 
 Values = TypeVar("Values", pd.Series, pd.DataFrame)
@@ -153,12 +141,9 @@ def in_common(studies: Sequence[pd.DataFrame]) -> pd.DataFrame:
     if max(runs["strategy"].nunique() for runs in studies) > 1:
         kept.add("strategy")
     together = pd.concat(studies, ignore_index=True)
-    shared = {
-        name: together[name].iloc[[0] * len(together)].set_axis(together.index)
-        for name in ("strategy", *settings(together))
-        if name not in kept
-    }
-    return together.assign(**shared)
+    shared = [name for name in ("strategy", *settings(together)) if name not in kept]
+    firsts = together[shared].iloc[[0] * len(together)].set_axis(together.index)
+    return together.assign(**{name: firsts[name] for name in shared})
 
 
 def levels(table: pd.DataFrame) -> list[str]:
@@ -194,23 +179,21 @@ def _split_settings(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
     mixed: list[str] = []
     # Placement and settings of a policy come last, because they follow from other settings.
     last = columns.names(columns.RUNS, "placement")
-    for column in sorted(
-        settings(filled), key=lambda name: (name in last, _of_exchange(name) and "." in name)
-    ):
+    names = settings(filled)
+    names.sort(key=lambda name: (name in last, _of_exchange(name) and "." in name))
+
+    def follows(name: str, others: list[str]) -> bool:
+        """Return True if the values of the others determine that of a column in every row."""
+        return bool(filled.groupby(others)[name].nunique().max() <= 1)
+
+    for name in names:
         others = [*kept, "strategy"]
-        if filled[column].nunique() < 2 or _follows(filled, column, others):
+        if filled[name].nunique() < 2 or follows(name, others):
             continue
-        may_follow = columns.role(column) in ("minor", "placement")
-        is_mixed = may_follow and _follows(filled, column, [*others, "num_workers", "local_batch"])
-        (mixed if is_mixed else kept).append(column)
+        may_follow = columns.role(name) in ("minor", "placement")
+        is_mixed = may_follow and follows(name, [*others, "num_workers", "local_batch"])
+        (mixed if is_mixed else kept).append(name)
     return kept, mixed
-
-
-def _follows(filled: pd.DataFrame, column: str, others: Sequence[str]) -> bool:
-    """Return True if, in the table of runs, the values of some columns determine the value of a
-    further column in every row.
-    """
-    return bool(filled.groupby(list(others))[column].nunique().max() <= 1)
 
 
 def _of_exchange(column: str) -> bool:

@@ -34,16 +34,10 @@ def fastest_accurate(cells: pd.DataFrame, margin: float = ACCURACY_MARGIN) -> pd
         The rows of `cells` that qualify, sorted by `train_seconds`.
     """
     learned = cells[(cells["n"] > 0) & cells["has_learned"].fillna(True)]
-    accuracy = next(
-        (
-            learned[name]
-            for name in ("test_accuracy", "train_accuracy")
-            if learned[name].notna().any()
-        ),
-        None,
-    )
-    if accuracy is not None:
-        learned = learned[accuracy >= accuracy.max() - margin]
+    for name in ("test_accuracy", "train_accuracy"):
+        if learned[name].notna().any():
+            learned = learned[learned[name] >= learned[name].max() - margin]
+            break
     return learned.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
 
 
@@ -97,10 +91,7 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     runs = runs[(is_evaluated | (runs["status"] == "diverged")) & np.isfinite(wanted.value)]
     seconds = runs["run_id"].map(reached["seconds_to_target"])
     grouped = runs.assign(target=wanted.value, seconds=seconds).groupby([*keys, "seed"])
-    table = pd.DataFrame(
-        {
-            "target": grouped["target"].first(),
-            "reached": grouped["seconds"].count() == grouped.size(),
-        }
-    )
-    return table.assign(seconds=grouped["seconds"].mean().where(table["reached"]))
+    reached = grouped["seconds"].count() == grouped.size()
+    seconds = grouped["seconds"].mean().where(reached)
+    table: pd.DataFrame = grouped[["target"]].first()
+    return table.assign(reached=reached, seconds=seconds)

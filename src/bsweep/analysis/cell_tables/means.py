@@ -24,13 +24,9 @@ from bsweep.analysis.study.targets import best_scores
 from bsweep.core.words import counted
 
 METRICS = [
-    "train_seconds",
-    "images_per_second",
-    "train_accuracy",
-    "train_loss",
-    "test_accuracy",
+    "train_seconds", "images_per_second", "train_accuracy", "train_loss", "test_accuracy",
     "test_loss",
-]
+]  # fmt: skip
 CURVES = ["train_loss", "train_accuracy", "test_loss", "test_accuracy"]
 EXAMPLES_OF_A_UNIT = 1_000
 _MIN_BATCHES_FOR_FIT = 3  # two points lie on every curve of two parameters
@@ -178,12 +174,8 @@ def scaling(cells: pd.DataFrame) -> pd.DataFrame:
     )
     table["efficiency"] = table["speedup"] * table["base_workers"] / table["num_workers"]
     partnered = grouped["num_workers"].transform("size") > 1
-    return (
-        table[partnered]
-        .dropna(subset="speedup")
-        .set_index("num_workers", append=True)
-        .reorder_levels(levels(cells))
-    )
+    paired = table[partnered].dropna(subset="speedup").set_index("num_workers", append=True)
+    return paired.reorder_levels(levels(cells))
 
 
 def unequal_threads(cells: pd.DataFrame) -> str:
@@ -373,9 +365,8 @@ def _per_step(amounts: pd.DataFrame) -> pd.DataFrame:
     """Return amounts for each step, with the rest of a step's time, which is computing."""
     times = amounts.drop(columns="num_steps").div(amounts["num_steps"], axis="index")
     times = times.rename(columns={"train_seconds": "total_seconds"})
-    spent = (
-        times["exposed_exchange_seconds"] + times["wait_seconds"] + times["codec_seconds"].fillna(0)
-    )
+    spent = times["exposed_exchange_seconds"] + times["wait_seconds"]
+    spent += times["codec_seconds"].fillna(0)
     # The parts come from different clocks, so the rest can be slightly negative.
     return times.assign(compute_seconds=(times["total_seconds"] - spent).clip(lower=0))
 
@@ -502,11 +493,8 @@ def cell_warnings(study: Study) -> list[str]:
         "number of workers, so curves show both effects."
         for name in entangled(study.runs)
     ]
-    completed = study.runs["status"] == "completed"
-    repeated = int(
-        by_cell(study.runs[completed]).set_index("seed", append=True).index.duplicated().sum()
-    )
-    if repeated:
+    completed = by_cell(study.runs[study.runs["status"] == "completed"])
+    if repeated := completed.set_index("seed", append=True).index.duplicated().sum():
         lines.append(
             f"Runs that repeat a seed of the same cell: {repeated}. They are averaged first, "
             "because n and the intervals count seeds."
@@ -539,7 +527,5 @@ def _either(texts: pd.Series[str]) -> str:
 
 
 def _other_statuses(statuses: pd.Series[str]) -> str:
-    counts = Counter(status for status in statuses if status != "completed")
-    return ", ".join(
-        status if count == 1 else f"{count} {status}" for status, count in sorted(counts.items())
-    )
+    counts = sorted(Counter(status for status in statuses if status != "completed").items())
+    return ", ".join(status if count == 1 else f"{count} {status}" for status, count in counts)

@@ -119,13 +119,9 @@ def ways_in_words(table: pd.DataFrame) -> dict[Any, str]:
         The names by strategy and number of replicas.
     """
     by_workers = table.sort_index(level="num_workers", sort_remaining=False)
-    grids: dict[Any, list[str]] = {}
-    cells = zip(by_workers["strategy"], by_workers["replicas"], by_workers["grid"], strict=True)
-    for strategy, replicas, grid in cells:
-        grids.setdefault((strategy, replicas), []).append(grid)
-    return {
-        key: joined([key[0], ", ".join(dict.fromkeys(values))]) for key, values in grids.items()
-    }
+    grids = by_workers.groupby(["strategy", "replicas"], sort=False)["grid"].unique()
+    pairs = zip(grids.index, grids, strict=True)
+    return {key: joined([key[0], ", ".join(names)]) for key, names in pairs}
 
 
 def kind_of_scaling(study: Study) -> str:

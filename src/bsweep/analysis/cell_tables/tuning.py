@@ -4,6 +4,7 @@ rates.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,40 +73,44 @@ def rates(study: Study) -> pd.DataFrame:
 
 def best_by(study: Study) -> str:
     """Return in words the score by which `rates` finds the best learning rate of a cell."""
-    if _has_target(study.runs):
+    if _metric(study.runs) == "seconds_to_target":
         return "the time to the target"
     score = score_said("test_accuracy", evaluated_part(study.runs))
     return f"the {score} in the last evaluation"
 
 
 def _metric(runs: pd.DataFrame) -> str:
-    return "seconds_to_target" if _has_target(runs) else "test_accuracy"
-
-
-def _has_target(runs: pd.DataFrame) -> bool:
-    return "seconds_to_target" in runs and bool(runs["seconds_to_target"].notna().any())
+    """Return the column by which learning rates are compared."""
+    is_known = "seconds_to_target" in runs and runs["seconds_to_target"].notna().any()
+    return "seconds_to_target" if is_known else "test_accuracy"
 
 
 def _with_best(table: pd.DataFrame) -> pd.DataFrame:
     others = [name for name in table.index.names if name not in RATES]
-    cells = table.groupby(level=others)
     sign = 1 if table["metric"].iloc[0] == "seconds_to_target" else -1
-    share = table["missed"] / (table["missed"] + table["n"])
-    order = table.assign(share=share, cost=sign * table["score"]).sort_values(
-        ["share", "cost"], kind="stable"
-    )
-    is_first = ~order.groupby(level=others).cumcount().astype(bool)
-    num_rates = cells["learning_rate"].transform("nunique")
-    is_best = is_first.reindex(table.index) & (table["n"] > 0)
-    is_end = {
-        name: is_best & (num_rates > 1) & np.isclose(table["learning_rate"], end)
-        for name, end in (
-            ("highest", cells["learning_rate"].transform("max")),
-            ("lowest", cells["learning_rate"].transform("min")),
-        )
-    }
-    at_edge = np.select([*is_end.values()], [*is_end], "")
+    missed = table["missed"] / (table["missed"] + table["n"])
+    best = best_rates(table.assign(missed=missed, cost=sign * table["score"]), others)
+    tried = table.groupby(level=others)["learning_rate"]
+    is_best = table.index.isin(best) & (table["n"] > 0)
+    num_rates = tried.transform("nunique")
+    is_end = [
+        is_best & (num_rates > 1) & np.isclose(table["learning_rate"], tried.transform(end))
+        for end in ("max", "min")
+    ]
+    at_edge = np.select(is_end, ["highest", "lowest"], "")
     return table.assign(num_rates=num_rates, is_best=is_best, at_edge=at_edge)
+
+
+def best_rates(table: pd.DataFrame, cells: Sequence[Hashable]) -> pd.Index:
+    """Return the row of the best learning rate of each cell: the rate that the smallest share of
+    runs missed the target with (`missed`), and among equals the one of the least `cost`.
+
+    Args:
+        table: One row for each cell and learning rate.
+        cells: The index levels that tell the cells apart.
+    """
+    order = table.sort_values(["missed", "cost"], kind="stable")
+    return order.groupby(level=list(cells)).head(1).index
 
 
 def tuned(study: Study) -> Study:

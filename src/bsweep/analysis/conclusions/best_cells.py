@@ -4,7 +4,6 @@ better than chance, and how the study compares with a published one.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,13 +40,9 @@ def headlines(study: Study) -> list[str]:
         One or more sentences for each element. If no run has completed, one sentence says so.
     """
     measured = _measured(study)
-    conclusions = [_conclusions(study, *group) for group in _groups(measured)]
-    return [
-        *_on_pending(study, measured),
-        *itertools.chain(*conclusions),
-        *_on_cycle_time(study.runs),
-        *_on_repeats(measured["n"]),
-    ]
+    conclusions = [line for group in _groups(measured) for line in _conclusions(study, *group)]
+    others = [*_on_cycle_time(study.runs), *_on_repeats(measured["n"])]
+    return [*_on_pending(study, measured), *conclusions, *others]
 
 
 def winner(study: Study) -> list[str]:
@@ -114,16 +109,11 @@ def _on_repeats(n: pd.Series[int]) -> Iterator[str]:
     Args:
         n: The number of seeds of each measured cell.
     """
-    if n.max() == 1:
-        yield (
-            "Each cell has one seed. Repeat the runs with other seeds before you trust small "
-            "differences."
-        )
-    elif n.min() < MIN_SEEDS_FOR_INTERVAL:
-        yield (
-            f"Some cells have only {counted(n.min(), 'seed')}. Repeat their runs with other seeds "
-            "before you trust small differences."
-        )
+    if n.min() < MIN_SEEDS_FOR_INTERVAL:
+        few, runs = f"Some cells have only {counted(n.min(), 'seed')}.", "their runs"
+        if n.max() == 1:
+            few, runs = "Each cell has one seed.", "the runs"
+        yield f"{few} Repeat {runs} with other seeds before you trust small differences."
 
 
 def _groups(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -168,11 +158,9 @@ def _times(study: Study, cells: pd.DataFrame) -> str:
     by_time = cells.dropna(subset="train_seconds").sort_values("train_seconds", kind="stable")
     if by_time.empty:
         return ""
-    shortest, longest = (
-        f"{_shown(row, 'train_seconds')} s ({row['brief']})"
-        for row in (by_time.iloc[0], by_time.iloc[-1])
-    )
-    return f"Training{_for(study)} took {shortest} to {longest}."
+    ends = [by_time.iloc[place] for place in (0, -1)]
+    times = [f"{_shown(row, 'train_seconds')} s ({row['brief']})" for row in ends]
+    return f"Training{_for(study)} took {' to '.join(times)}."
 
 
 def _for(study: Study) -> str:
@@ -193,11 +181,11 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     by_accuracy = by_time.sort_values(metric, ascending=False, kind="stable") if metric else by_time
     candidates = fastest_accurate(learned)
     # No cell has a time, no accurate cell has one, or all runs ended before their first epoch.
+    if candidates.empty and metric:
+        best = learned.sort_values(metric, ascending=False, kind="stable").iloc[0]
+        scored = f"{best['words']}, with {accuracy} {_both(best, metric)}"
+        yield f"Most accurate: {scored} ({_seeds(best['n'])})."
     if candidates.empty:
-        if metric:
-            best = learned.sort_values(metric, ascending=False, kind="stable").iloc[0]
-            scored = f"{best['words']}, with {accuracy} {_both(best, metric)}"
-            yield f"Most accurate: {scored} ({_seeds(best['n'])})."
         return
     best = candidates.iloc[0]
     result = f"{_shown(best, 'train_seconds')} s of training{_for(study)}"
@@ -211,12 +199,9 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     unsure = (
         f"Its accuracy is known only to ± {half_width:.2g}: less accurate cells may be as good."
     )
-    yield joined([
-        f"Fastest{within}: {named}",
-        _rivals(candidates, best),
-        unsure if is_unsure else "",
-        "No cell is more accurate." if is_choice and is_best else "",
-    ])  # fmt: skip
+    best_of_all = "No cell is more accurate." if is_choice and is_best else ""
+    first, rivals = f"Fastest{within}: {named}", _rivals(candidates, best)
+    yield joined([first, rivals, unsure if is_unsure else "", best_of_all])
     if is_choice and not is_best:
         yield f"Most accurate: {_scored(by_accuracy.iloc[0], metric)}."
     if is_choice and not is_fastest:
@@ -267,9 +252,8 @@ def _after_equal_time(study: Study, learned: pd.DataFrame) -> Iterator[str]:
 
 
 def _shown(row: pd.Series[Any], metric: str) -> str:
-    return spread(row[metric], row[f"{metric}_ci95"], row[f"{metric}_points"]).replace(
-        ", ", " and "
-    )
+    text = spread(row[metric], row[f"{metric}_ci95"], row[f"{metric}_points"])
+    return text.replace(", ", " and ")
 
 
 def _both(row: pd.Series[Any], metric: str) -> str:
@@ -291,10 +275,10 @@ def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seco
     """Return a sentence that names cells whose 95 % interval of time or loss overlaps that of the
     best cell; empty if there are none.
     """
-    distance = (cells[metric] - best[metric]).abs()
-    rivals = cells[
-        (distance <= cells[f"{metric}_ci95"] + best[f"{metric}_ci95"]) & (cells.index != best.name)
+    is_near = (cells[metric] - best[metric]).abs() <= cells[f"{metric}_ci95"] + best[
+        f"{metric}_ci95"
     ]
+    rivals = cells[is_near & (cells.index != best.name)]
     if rivals.empty:
         return ""
     quantity = "time" if metric == "train_seconds" else "loss"

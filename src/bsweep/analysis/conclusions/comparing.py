@@ -33,18 +33,25 @@ from bsweep.core.words import counted, first_of, joined
 
 SAME, UNTESTED = "no difference told", "not tested"  # verdicts
 LOST, RARER = "no longer reached", "reached less often"  # verdicts on the time to the target
-TIMES = {"step_seconds": "ratio", "seconds_to_target": "ratio"}
-MEASURES = {**TIMES, "accuracy": "difference"}
+TIMES = ("step_seconds", "seconds_to_target")  # compared by their ratios
+_SENTENCES = {
+    "step_seconds": "A step of {other} takes {value:.3f} times as long as one of {reference}",
+    "seconds_to_target": "To {target}, {other} takes {value:.3f} times as long as {reference}",
+    "accuracy": "The final accuracy of {other} differs from that of {reference} by {value:+.4f}",
+}
 KINDS = ("configuration", "code", "versions", "hardware")  # of what studies differ in, in order
 _KINDS = {  # of provenance that tells studies apart; `versions.` are versions, too
     "commit": "code", "dirty": "code", "python": "versions", "platform": "versions",
     "cpu": "hardware", "cores": "hardware", "gpus": "hardware", "memory_bytes": "hardware",
     "host": "hardware", "hosts": "hardware",
 }  # fmt: skip
+_GRID = ("strategy", "num_workers", "local_batch", "global_batch", "seed")
 _OF_SETTINGS = {"device": "hardware", "gpu_software": "versions"}
 _TOLD_BY_PROVENANCE = ("hardware", "torch")
 _MOST_VALUES = 6  # of a setting that varies within a study
 _MOST_STUDIES = 3  # that have a line of their own in a terminal
+_NO_DIFFERENCE = "Their records tell no difference in configuration, code, versions or hardware."
+_MISSED = "a run did not reach it, or reached it at its first evaluation"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,16 +64,21 @@ class Comparison:
             between the studies: `kind` (configuration, code, versions or hardware), `key`, and the
             value in each study, in a column with the study's name. Values that differ within a
             study begin with `varies`.
-        `cells`: One row for each study after the first and each cell that it has in common with
-            the first: `study`; the settings that tell cells apart; `cell`, these settings in words;
-            `is_across_hardware`; `target`, in words, None if the two studies have no common one.
-            For each measure (`step_seconds`, `seconds_to_target`, `accuracy`): the mean over seeds
-            (geometric for times) in the reference, `<measure>_reference`, and in the study,
-            `<measure>`; `<measure>_ratio` of times, study over reference, or
-            `accuracy_difference`, study less reference; its interval `_low` and `_high` with
-            Holm's correction, and the corrected p-value `_p_holm`, NaN below three seeds;
-            and the values of the seeds, `<measure>_points_reference` and `<measure>_points`.
-            `reached_reference` and `reached` are the shares of the runs that reached the target.
+        `cells`: One row for each `measure` (`step_seconds`, `seconds_to_target`, `accuracy`), each
+            study after the first and each cell that it has in common with the first: `study`; the
+            settings that tell cells apart; `cell`, these settings in words; `is_across_hardware`;
+            `target`, in words, None if the two studies have no common one; `reference` and
+            `compared`, the mean over seeds (geometric for times) in the reference and in the study;
+            `change`, the ratio of times, study over reference, or the difference of accuracies,
+            study less reference; its interval `low` and `high` with Holm's correction, and the
+            corrected p-value `p_holm`, NaN below three seeds; the values of the seeds,
+            `points_reference` and `points`; and the shares of the runs that reached the target,
+            `reached_reference` and `reached`.
+            `verdict` says in a word how the cell differs: `faster`, `slower`, `higher`, `lower`,
+            `no difference told`, `not tested` (too few seeds), or an empty text without this
+            measure. A cell that has no time to the target is `no longer reached` if all of its runs
+            reach the target in the reference and none in the study, and `reached less often` if a
+            smaller share of them does.
         `missing`: One row for each study after the first and each cell of the reference that has no
             completed run in the study: `study`, and `cell` in words.
 
@@ -94,39 +106,15 @@ class Comparison:
         Returns:
             One row for each such time, with `study`, `cell`, `measure`, `ratio`, `low` and `high`.
         """
-        slower = []
+        tables = []
         for measure in TIMES:
-            times = _tested(self.cells, measure, 1 + share).join(self.cells[["study", "cell"]])
-            slower.append(times[times["low"] > 1 + share].assign(measure=measure))
-        lost = self.cells[self.verdicts("seconds_to_target") == LOST]
-        slower.append(
-            lost.assign(measure="seconds_to_target", ratio=np.inf, low=np.inf, high=np.inf)
-        )
-        names = ["study", "cell", "measure", "ratio", "low", "high"]
-        return pd.concat(slower)[names].reset_index(drop=True)
-
-    def verdicts(self, measure: str) -> pd.Series[str]:
-        """Return in a word how each common cell of a study differs from the reference.
-
-        Args:
-            measure: `step_seconds`, `seconds_to_target` or `accuracy`.
-
-        Returns:
-            `faster`, `slower`, `higher`, `lower`, `no difference told`, `not tested` (too few
-            seeds), or an empty text for a cell without this measure. A cell that has no time to the
-            target is `no longer reached` if all of its runs reach the target in the reference and
-            none in the study, and `reached less often` if a smaller share of them does.
-        """
-        kind = MEASURES[measure]
-        more, less = _WORDS[kind]
-        equal = 1.0 if kind == "ratio" else 0.0
-        value, low, high = (self.cells[f"{measure}_{name}"] for name in (kind, "low", "high"))
-        choices = [value.isna(), low.isna(), low > equal, high < equal]
-        verdicts = pd.Series(np.select(choices, ["", UNTESTED, more, less], SAME), value.index)
-        if measure != "seconds_to_target":
-            return verdicts
-        now, before = self.cells["reached"], self.cells["reached_reference"]
-        return verdicts.mask(now < before, RARER).mask((now == 0) & (before == 1), LOST)
+            cells = self.cells[self.cells["measure"] == measure]
+            times = cells[["study", "cell", "measure"]].join(_tested(cells, measure, share))
+            tables.append(times[times["low"] > 1 + share])
+        lost = self.cells[self.cells["verdict"] == LOST]
+        tables.append(lost.assign(**dict.fromkeys(("change", "low", "high"), np.inf)))
+        slower = pd.concat(tables, ignore_index=True).rename(columns={"change": "ratio"})
+        return slower[["study", "cell", "measure", "ratio", "low", "high"]]
 
     def brief(self) -> list[str]:
         """Return the answer that a terminal shows.
@@ -139,13 +127,11 @@ class Comparison:
         others, keys = self.studies[1:], [*self.differences["key"]]
         last = [f"They differ in {first_of(keys, _MOST_VALUES)}." if keys else _NO_DIFFERENCE]
         if len(others) == 1:
-            lines = [self._line(others[0], measure) for measure in MEASURES]
+            lines = [self._line(others[0], measure) for measure in _SENTENCES]
             last.insert(0, self._missing(others[0]))
         else:
             lines = [
-                joined(
-                    [*(self._line(other, time) for time in reversed(TIMES)), self._missing(other)]
-                )
+                joined([*(self._line(other, time) for time in TIMES[::-1]), self._missing(other)])
                 for other in others[:_MOST_STUDIES]
             ]
         if further := others[_MOST_STUDIES:]:
@@ -156,49 +142,28 @@ class Comparison:
         """Return a sentence that compares one measure of all common cells of a study with the
         reference; empty if no common cell has this measure.
         """
-        cells, kind = self.cells[self.cells["study"] == other], MEASURES[measure]
-        values = cells[f"{measure}_{kind}"].dropna()
+        of_study = self.cells[self.cells["study"] == other]
+        cells = of_study[of_study["measure"] == measure]
+        values, target = cells["change"].dropna(), cells["target"].iat[0]
         refused = self._refused(cells, other) if measure == "step_seconds" else ""
-        left_out = self._left_out(cells) if measure == "seconds_to_target" else []
-        target = cells["target"].iat[0]
+        steps = of_study.loc[of_study["measure"] == "step_seconds", "compared"]
+        left_out = _left_out(cells, steps.to_numpy()) if measure == "seconds_to_target" else []
         if values.empty:
             clauses = ", ".join(left_out)
             return f"Not compared by time to {target}: {clauses}." if left_out else refused
-        verdicts = self.verdicts(measure)[values.index]
+        verdicts = cells["verdict"][values.index]
         untested = int((verdicts == UNTESTED).sum())
-        shown = (*_WORDS[kind], SAME) if untested < len(values) else ()
+        shown = (*_words(measure), SAME) if untested < len(values) else ()
         counts = [_counted(verdict, (verdicts == verdict).sum()) for verdict in shown]
         if untested:
-            counts.append(
-                _counted(UNTESTED, untested, f"fewer than {MIN_SEEDS_FOR_INTERVAL} seeds")
-            )
-        mean = np.exp(np.log(values).mean()) if kind == "ratio" else values.mean()
+            few = f"fewer than {MIN_SEEDS_FOR_INTERVAL} seeds"
+            counts.append(_counted(UNTESTED, untested, few))
+        mean = np.exp(np.log(values).mean()) if measure in TIMES else values.mean()
         sentence = _SENTENCES[measure].format(
-            other=other,
-            reference=self.studies[0],
-            value=f"{mean:{'.3f' if kind == 'ratio' else '+.4f'}}",
-            target=target,
+            other=other, reference=self.studies[0], value=mean, target=target
         )
-        line = (
-            f"{sentence} (mean of {counted(len(values), 'common cell')}): "
-            f"{', '.join([*counts, *left_out])}."
-        )
-        return joined([line, refused])
-
-    def _left_out(self, cells: pd.DataFrame) -> list[str]:
-        """Return clauses that count the common cells of a study without a ratio of times to the
-        target, and name those that no longer reach it or do so less often.
-        """
-        verdicts = self.verdicts("seconds_to_target")[cells.index]
-        clauses = [
-            _counted(verdict, rows.sum(), first_of([*cells["cell"][rows]]))
-            for verdict in (LOST, RARER)
-            if (rows := verdicts == verdict).any()
-        ]
-        is_timed = cells["target"].notna() & cells["step_seconds"].notna()
-        if missed := int((is_timed & (verdicts == "")).sum()):
-            clauses.append(_counted("left out", missed, _MISSED))
-        return clauses
+        common = counted(len(values), "common cell")
+        return joined([f"{sentence} (mean of {common}): {', '.join(counts + left_out)}.", refused])
 
     def _missing(self, other: str) -> str:
         """Return a sentence that counts and names the cells of the reference that a study lacks;
@@ -214,7 +179,7 @@ class Comparison:
 
     def _refused(self, cells: pd.DataFrame, other: str) -> str:
         """Return a sentence that says why times of a study are not compared; empty if they are."""
-        count = int((cells["is_across_hardware"] & cells["step_seconds"].isna()).sum())
+        count = int((cells["is_across_hardware"] & cells["compared"].isna()).sum())
         if not count:
             return ""
         hardware = self.differences[self.differences["kind"] == "hardware"]
@@ -234,32 +199,37 @@ class Comparison:
         Returns:
             Mappings, lists, numbers and texts that JSON can hold.
         """
-        verdicts = {f"{measure}_verdict": self.verdicts(measure) for measure in MEASURES}
-        contents: dict[str, Any] = plain({
-            "studies": self.studies,
-            "sentences": self.brief(),
-            "differences": self.differences.to_dict("records"),
-            "cells": self.cells.assign(**verdicts).to_dict("records"),
-            "missing": self.missing.to_dict("records"),
-            "warnings": self.warnings,
-        })  # fmt: skip
-        return contents
+        names = ("differences", "cells", "missing")
+        tables = {name: getattr(self, name).to_dict("records") for name in names}
+        contents = {"studies": self.studies, "sentences": self.brief(), "warnings": self.warnings}
+        values: dict[str, Any] = plain(contents | tables)
+        return values
 
 
-_WORDS = {"ratio": ("slower", "faster"), "difference": ("higher", "lower")}
-_NO_DIFFERENCE = "Their records tell no difference in configuration, code, versions or hardware."
-_MISSED = "a run did not reach it, or reached it at its first evaluation"
-_SENTENCES = {
-    "step_seconds": "A step of {other} takes {value} times as long as one of {reference}",
-    "seconds_to_target": "To {target}, {other} takes {value} times as long as {reference}",
-    "accuracy": "The final accuracy of {other} differs from that of {reference} by {value}",
-}
+def _words(measure: str) -> tuple[str, str]:
+    """Return the verdicts on a value that is larger than in the reference, and on a smaller one."""
+    return ("slower", "faster") if measure in TIMES else ("higher", "lower")
 
 
 def _counted(verdict: str, count: int, more: str = "") -> str:
     """Return a clause such as `slower in 2`, or `left out in 2 (why)`."""
     clause = f"{verdict} in {count}"
     return f"{clause} ({more})" if more else clause
+
+
+def _left_out(cells: pd.DataFrame, step_seconds: np.ndarray) -> list[str]:
+    """Return clauses that count the common cells of a study without a ratio of times to the target,
+    and name those that no longer reach it or do so less often.
+    """
+    clauses = [
+        _counted(verdict, len(names), first_of([*names]))
+        for verdict in (LOST, RARER)
+        if len(names := cells.loc[cells["verdict"] == verdict, "cell"])
+    ]
+    is_missed = cells["target"].notna() & ~np.isnan(step_seconds) & (cells["verdict"] == "")
+    if missed := is_missed.sum():
+        clauses.append(_counted("left out", missed, _MISSED))
+    return clauses
 
 
 def compare(
@@ -288,39 +258,38 @@ def compare(
         item if isinstance(item, Study) else load(item, mix=True) for item in (study, *others)
     ]
     studies = dict(zip(_names(loaded), loaded, strict=True))
-    reference, *compared = studies
-    for name, compared_study in studies.items():
-        if not (compared_study.runs["status"] == "completed").any():
+    for name, compared in studies.items():
+        if not (compared.runs["status"] == "completed").any():
             raise ValueError(f"{name}: no run has completed, so there is nothing to compare.")
-    tables = {
-        name: _cells((studies[reference], studies[name]), across_hardware) for name in compared
-    }
-    for name, (cells, _) in tables.items():
-        if cells.empty:
+    reference, *names = studies
+    tables = []
+    for name in names:
+        cells = _cells((studies[reference], studies[name]), across_hardware)
+        if cells["is_missing"].all():
             raise ValueError(
                 f"{reference} and {name} have no common cell: no batch size, worker count and "
                 "other setting that tells their cells apart has completed runs in both."
             )
-    cells, missing = (
-        pd.concat({name: pair[place] for name, pair in tables.items()}, names=["study"])
-        .reset_index(level="study")
-        .reset_index(drop=True)
-        for place in (0, 1)
-    )
-    for measure, kind in MEASURES.items():
-        tested = _tested(cells, measure, 1.0 if kind == "ratio" else 0.0)
-        cells = cells.join(tested.add_prefix(f"{measure}_")).rename(
-            columns={f"{measure}_": measure}
-        )
+        cells.insert(0, "study", name)
+        tables.append(cells)
+    cells = pd.concat(tables, ignore_index=True)
+    is_missing = cells.pop("is_missing")
+    missing = cells.loc[is_missing & (cells["measure"] == "accuracy"), ["study", "cell"]]
+    common = cells[~is_missing].groupby("measure")
+    rows = [_judged(common.get_group(measure), measure) for measure in _SENTENCES]
     return Comparison(
-        tuple(studies), _differences(studies), cells, missing, tuple(_warnings(studies))
+        tuple(studies),
+        _differences(studies),
+        pd.concat(rows, ignore_index=True),
+        missing.reset_index(drop=True),
+        tuple(_warnings(studies)),
     )
 
 
 def _names(studies: Sequence[Study]) -> list[str]:
     """Return a name for each study: that of its folder, or else its path; all are different."""
     names = [study.name for study in studies]
-    if len({*names, "kind", "key"}) < len(names) + 2:
+    if len({*names, "kind", "key"}) < len(names) + 2:  # as many as there are columns
         names = [str(Path(study.folder).resolve()) for study in studies]
     return [
         f"{name} ({place + 1})" if name in names[:place] else name
@@ -328,37 +297,54 @@ def _names(studies: Sequence[Study]) -> list[str]:
     ]
 
 
-def _tested(cells: pd.DataFrame, measure: str, null: float) -> pd.DataFrame:
-    """Return for each cell the means of a measure in both studies, their ratio or difference, its
-    interval and its corrected p-value; `null` is the ratio or difference of the hypothesis.
-    """
-    is_ratio = MEASURES[measure] == "ratio"
-    forward, back = (np.log, np.exp) if is_ratio else (np.positive, np.positive)
-    samples = {
-        name: cells[f"{measure}_points{suffix}"].map(lambda points: forward(np.array(points)))
-        for name, suffix in (("reference", "_reference"), ("", ""))
+def _judged(cells: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Return the cells of one measure with the results of the tests, and a verdict."""
+    table = cells.join(_tested(cells, measure))
+    now, before = table["reached"], table["reached_reference"]
+    equal, (more, less) = float(measure in TIMES), _words(measure)
+    verdicts = {
+        LOST: (measure == "seconds_to_target") & (now == 0) & (before == 1),
+        RARER: (measure == "seconds_to_target") & (now < before),
+        "": table["change"].isna(),
+        UNTESTED: table["low"].isna(),
+        more: table["low"] > equal,
+        less: table["high"] < equal,
     }
-    tests = compare_means(samples["reference"], samples[""], float(forward(null)))
+    return table.assign(verdict=np.select([*verdicts.values()], [*verdicts], SAME))
+
+
+def _tested(cells: pd.DataFrame, measure: str, share: float = 0.0) -> pd.DataFrame:
+    """Return for each cell the means of a measure in both studies, their ratio or difference, its
+    interval and its corrected p-value. The hypothesis is that a time is longer by `share`, or that
+    accuracies are equal.
+    """
+    forward, back = (np.log, np.exp) if measure in TIMES else (np.positive, np.positive)
+    null = float(np.log(1 + share)) if measure in TIMES else 0.0
+    samples = {
+        name: cells[points].map(lambda values: forward(np.array(values)))
+        for name, points in (("reference", "points_reference"), ("compared", "points"))
+    }
+    tests = compare_means(samples["reference"], samples["compared"], null)
     means = {
         name: sample.map(lambda values: values.mean() if len(values) else np.nan)
         for name, sample in samples.items()
     }
-    table = tests.rename(columns={"difference": MEASURES[measure]}).assign(**means).astype(float)
+    table = pd.DataFrame(means).join(tests.rename(columns={"difference": "change"})).astype(float)
     return table.drop(columns="p_holm").transform(back).assign(p_holm=table["p_holm"])
 
 
-def _cells(studies: Sequence[Study], across_hardware: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the common cells of two studies, with the values of their seeds by measure, and the
-    cells of the first study that the second one lacks.
+def _cells(studies: Sequence[Study], across_hardware: bool) -> pd.DataFrame:
+    """Return the cells of the first of two studies, with the values of the seeds by measure in both
+    studies, and whether the second study lacks the cell.
     """
     completed = [study.runs[study.runs["status"] == "completed"] for study in studies]
     together = _together(studies, completed)
     settings = cell_keys(together.runs)
-    keys = [*settings, "global_batch"]  # which `accumulation_steps` changes
+    keys = [*settings, "global_batch", "place"]  # `accumulation_steps` changes the global batch
     is_comparable = _have_same_examples(completed)
     target = common_target(together) if is_comparable else None
     runs = keyed(together.runs).assign(
-        place=np.repeat(["_reference", ""], [*map(len, completed)]),
+        place=np.repeat([0, 1], [*map(len, completed)]),
         machine=pd.concat([runs["hardware"] for runs in completed]).to_numpy(),
         step_seconds=_step_seconds(together),
         seconds_to_target=np.nan,
@@ -369,32 +355,26 @@ def _cells(studies: Sequence[Study], across_hardware: bool) -> tuple[pd.DataFram
         times = to_target(together, target[0]).reindex(runs["run_id"]).set_index(runs.index)
         seconds = times["seconds_to_target"].where(times["is_bound"].eq(False))
         # A mean without the runs that missed the target would be too short.
-        is_whole = seconds.notna().groupby([runs[key] for key in (*keys, "place")]).transform("all")
+        is_whole = seconds.notna().groupby([runs[key] for key in keys]).transform("all")
         runs["seconds_to_target"] = seconds.where(is_whole)
         runs["reached"] = times["reached"].astype(float)
-    groups = runs.groupby([*keys, "place"])
+    values = runs.melt([*keys, "seed", "machine", "reached"], [*_SENTENCES], "measure")
+    keys.append("measure")
+    groups = values.groupby(keys)
     machines = groups["machine"].agg(lambda names: "; ".join(sorted({*names})))
-    points = summarise(runs, [*keys, "place"], MEASURES).filter(like="_points")
-    both = points.join([machines, groups["reached"].mean()])
-    reference, other = (
-        both.xs(place, level="place").add_suffix(place) for place in ("_reference", "")
-    )
-    table = reference.join(other).reset_index()
-    is_missing = table["machine"].isna()
-    table.insert(
-        len(keys), "cell",
-        pd.Series([settings_in_words(settings, row) for row in table[settings].to_numpy()],
-                  table.index, dtype=object),
-    )  # fmt: skip
-    missing, cells = table.loc[is_missing, ["cell"]], table[~is_missing].copy()
+    points = summarise(values, keys, ["value"])["value_points"].rename("points")
+    both = pd.concat([points, machines, groups["reached"].mean()], axis="columns")
+    reference, other = (both.xs(place, level="place") for place in (0, 1))
+    cells = reference.add_suffix("_reference").join(other).reset_index()
+    names = [settings_in_words(settings, row) for row in cells[settings].to_numpy()]
+    cells.insert(len(settings) + 1, "cell", pd.Series(names, cells.index, dtype=object))
     before, now = cells.pop("machine_reference"), cells.pop("machine")
-    is_across = before.ne("") & now.ne("") & before.ne(now)
-    for name in (f"{measure}_points{place}" for measure in TIMES for place in ("_reference", "")):
-        if not across_hardware:
-            pairs = zip(is_across, cells[name], strict=True)
-            cells[name] = [() if is_refused else points for is_refused, points in pairs]
+    is_across = before.ne("") & now.ne("") & before.ne(now) & now.notna()
+    is_refused = is_across & cells["measure"].isin(TIMES) & (not across_hardware)
+    for name in ("points_reference", "points"):
+        cells[name] = cells[name].mask(is_refused, pd.Series([()] * len(cells), dtype=object))
     in_words = pd.Series(target[0].said if target else None, cells.index, dtype=object)
-    return cells.assign(is_across_hardware=is_across, target=in_words), missing
+    return cells.assign(is_missing=now.isna(), is_across_hardware=is_across, target=in_words)
 
 
 def _together(studies: Sequence[Study], completed: Sequence[pd.DataFrame]) -> Study:
@@ -444,27 +424,21 @@ def _have_same_examples(completed: Sequence[pd.DataFrame]) -> bool:
 
 def _differences(studies: Mapping[str, Study]) -> pd.DataFrame:
     """Return the table `Comparison.differences` of studies by their names."""
-    runs = {
-        name: study.runs[study.runs["status"] == "completed"] for name, study in studies.items()
-    }
-    origins = {
-        name: study.provenance[study.provenance["run_id"].isin(runs[name]["run_id"])]
-        for name, study in studies.items()
-    }
-    grid = ("strategy", "num_workers", "local_batch", "global_batch", "seed")
-    keys = {key: "configuration" for table in runs.values() for key in (*grid, *settings(table))}
-    facts = {
-        str(key): "versions" if str(key).startswith("versions.") else _KINDS.get(str(key), "")
-        for table in origins.values()
-        for key in table
-    }
+    kinds: dict[str, str] = {}
+    tables = {}
+    for name, study in studies.items():
+        runs = study.runs[study.runs["status"] == "completed"]
+        kinds |= dict.fromkeys([*_GRID, *settings(runs)], "configuration") | _OF_SETTINGS
+        tables[name] = runs.merge(study.provenance, how="left", on="run_id", suffixes=("", "_"))
+    for key in dict.fromkeys(str(key) for study in studies.values() for key in study.provenance):
+        if kind := "versions" if key.startswith("versions.") else _KINDS.get(key):
+            kinds[key] = kind
     rows = []
-    for tables, kinds in ((runs, keys | _OF_SETTINGS), (origins, facts)):
-        for key, kind in kinds.items():
-            values = {name: _values(table, key) for name, table in tables.items()}
-            if kind and key not in _TOLD_BY_PROVENANCE and len({*values.values()}) > 1:
-                texts = {name: _text(value) for name, value in values.items()}
-                rows.append({"kind": kind, "key": key, **texts})
+    for key, kind in kinds.items():
+        values = {name: _values(table, key) for name, table in tables.items()}
+        if key not in _TOLD_BY_PROVENANCE and len({*values.values()}) > 1:
+            texts = {name: _text(value) for name, value in values.items()}
+            rows.append({"kind": kind, "key": key, **texts})
     table = pd.DataFrame(rows, columns=["kind", "key", *studies], dtype=object)
     return table.sort_values(
         "kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable", ignore_index=True

@@ -61,16 +61,10 @@ def comparable(study: Study) -> bool:
         False also if no run has completed.
     """
     runs = study.runs[study.runs["status"] == "completed"]
-    same = (
-        (runs["model"] == _MODEL)
-        & runs["is_cifar10"].eq(True)
-        & runs["num_train"].eq(_NUM_TRAIN).fillna(False)
-    )
-    return (
-        not runs.empty
-        and bool(same.all())
-        and study.runs["run_id"].iloc[0] not in set(published().runs["run_id"])
-    )
+    same = (runs["model"] == _MODEL) & runs["is_cifar10"].eq(True)
+    same &= runs["num_train"].eq(_NUM_TRAIN).fillna(False)
+    is_itself = study.runs["run_id"].iloc[:1].isin(published().runs["run_id"]).any()
+    return bool(len(runs) and same.all() and not is_itself)
 
 
 def differences(study: Study) -> list[str]:
@@ -83,20 +77,13 @@ def differences(study: Study) -> list[str]:
     Returns:
         One text for each compared setting that differs; empty if none does.
     """
-    completed, reference_runs = (
-        study.runs[study.runs["status"] == "completed"],
-        published().runs,
-    )
+    tables = study.runs[study.runs["status"] == "completed"], published().runs
     lines = []
     for column in _COMPARED:
-        values, reference = (
-            ", ".join(different_texts(runs.get(column, ()))) for runs in (completed, reference_runs)
-        )
-        if values != reference:
-            lines.append(
-                f"{columns.heading(column)}: {values or 'not known'} (published: "
-                f"{reference or 'not given'})"
-            )
+        ours, theirs = (", ".join(different_texts(runs.get(column, ()))) for runs in tables)
+        if ours != theirs:
+            given = f"{ours or 'not known'} (published: {theirs or 'not given'})"
+            lines.append(f"{columns.heading(column)}: {given}")
     return lines
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bsweep.analysis.cell_tables.common_target import common_target
@@ -80,14 +80,13 @@ def answers(study: Study) -> list[Answer]:
 
 
 def _target(study: Study) -> tuple[Target | None, str]:
+    """Return the target of all parts of a study, and where it comes from if the runs do not say."""
     return common_target(study) or (None, "")
 
 
 def predictions(study: Study) -> list[tuple[Answer, Prediction]]:
     """Return the answers of a study that have a prediction, with it."""
-    return [
-        (answer, answer.prediction) for answer in answers(study) if answer.prediction is not None
-    ]
+    return [(answer, answer.prediction) for answer in answers(study) if answer.prediction]
 
 
 def recommendations(study: Study) -> list[str]:
@@ -105,14 +104,11 @@ def recommendations(study: Study) -> list[str]:
         One sentence for each element.
     """
     lines = [
-        _after(answer.where, line) for answer, _ in predictions(study) for line in answer.sentences
+        joined([answer.where, line], ": ")
+        for answer, _ in predictions(study)
+        for line in answer.sentences
     ]
-    _, origin = _target(study)
-    return [*lines, *filter(None, [origin]), *_not_looked_at(study)] if lines else []
-
-
-def _after(where: str, line: str) -> str:
-    return f"{where}: {line}" if where else line
+    return [*filter(None, [*lines, _target(study)[1], _not_looked_at(study)])] if lines else []
 
 
 def first_place(study: Study) -> int | None:
@@ -131,13 +127,12 @@ def first_place(study: Study) -> int | None:
     values = {
         place: answer.prediction.choice.value
         for place, answer in enumerate(answers(study))
-        if answer.prediction is not None
+        if answer.prediction
     }
     if not values:
         return None
-    filled = keyed(study.runs)
-    context = [name for name in cell_keys(study.runs) if role(name) == "context"]
-    is_choice = all(filled[name].nunique() < 2 for name in context)
+    # Settings of the role `context` are keys only where they differ.
+    is_choice = all(role(name) != "context" for name in cell_keys(study.runs))
     return min(values, key=values.__getitem__) if is_choice else min(values)
 
 
@@ -162,8 +157,8 @@ def in_short(study: Study) -> list[str]:
     others = len(predictions(study)) - 1
     more = f"The page has {counted(others, 'further recommendation')}." if others else ""
     origin = joined([_target(study)[1], more])
-    networks = answer.prediction.network_lines()
-    return [_after(answer.where, cell), sure, *networks, run_next, *filter(None, [origin])]
+    lines = [sure, *answer.prediction.network_lines(), run_next, *filter(None, [origin])]
+    return [joined([answer.where, cell], ": "), *lines]
 
 
 def answer_lines(study: Study) -> list[str]:
@@ -179,20 +174,24 @@ def answer_lines(study: Study) -> list[str]:
     return in_short(study) or [*winner(study), *missing_recommendations(study)[:1]]
 
 
-def _not_looked_at(study: Study) -> list[str]:
+def _not_looked_at(study: Study) -> str:
     """Return a sentence that counts the parts of a study (sets of comparable runs) that were not
     analysed, with the `bsweep predict` options that select the largest of them, at most eight.
     """
     more = [part for _, part in parts(study)[MOST_ANSWERS:]]
     if not more:
-        return []
+        return ""
     left = study.runs["run_id"].isin({run_id for part in more for run_id in part.runs["run_id"]})
     options = where_options(study.runs, study.runs[left], among=of_one_batch(study.runs))
-    target, _ = _target(study)
-    option = target.option if target else "--target-accuracy ..."
-    command = f"bsweep predict {shlex.quote(str(study.folder))} {option}"
-    remedy = f"To analyse one of them: {command} with {options}."
-    return [f"Further parts of the study that were not analysed: {len(more)}. {remedy}"]
+    command = f"bsweep predict {shlex.quote(str(study.folder))} {_option(_target(study)[0])}"
+    return (
+        f"Further parts of the study that were not analysed: {len(more)}. To analyse one of them: "
+        f"{command} with {options}."
+    )
+
+
+def _option(target: Target | None) -> str:
+    return target.option if target else "--target-accuracy ..."
 
 
 def with_networks(
@@ -224,23 +223,17 @@ def with_networks(
     """
     if not (networks := (network,) if isinstance(network, str) else tuple(network)):
         raise ValueError("no network is given: name the links, as in 25gbit,10us.")
-    larger = LargerClusters(
-        networks,
-        None if workers is None else tuple(workers),
-        price_per_worker_hour,
-        measured_network,
-        tuple(speeds),
-    )
+    counts = None if workers is None else tuple(workers)
+    price = price_per_worker_hour
+    larger = LargerClusters(networks, counts, price, measured_network, tuple(speeds))
     check_networks(larger)
     study = replace(study, larger=larger)
     if any(prediction.network for _, prediction in predictions(study)):
         return study
-    why = "no run of the study has completed."
-    for answer in answers(study)[:1]:
-        if answer.not_simulated:
-            raise ValueError(answer.not_simulated)
-        why = " ".join(answer.sentences)
-    raise ValueError(f"--network {networks[0]}: {why}")
+    nothing = Answer("", None, ("no run of the study has completed.",))
+    first = next(iter(answers(study)), nothing)
+    why = f"--network {networks[0]}: {' '.join(first.sentences)}"
+    raise ValueError(first.not_simulated or why)
 
 
 def recommendation_warnings(study: Study) -> list[str]:
@@ -255,10 +248,10 @@ def recommendation_warnings(study: Study) -> list[str]:
     """
     places: dict[str, list[str]] = defaultdict(list)
     for answer in answers(study):
-        for text in answer.prediction.warnings if answer.prediction is not None else ():
-            places[text].append(answer.where)
+        texts = [*answer.prediction.warnings] if answer.prediction else []
         if answer.not_simulated:
-            text = f"larger clusters were not simulated: {answer.not_simulated}"
+            texts.append(f"larger clusters were not simulated: {answer.not_simulated}")
+        for text in texts:
             places[text].append(answer.where)
     return [
         f"prediction ({joined(where, '; ')}): {text}" if any(where) else f"prediction: {text}"
@@ -319,38 +312,29 @@ def _answer(where: str, part: Study, target: Target | None) -> Answer:
         return Answer(where, None, (_missing(part, None, ""),))
     given: dict[str, Any] = {SETTINGS[target.metric]: target.value}
     attempts, message = [given], ""
-    if larger := part.larger:
-        given["price_per_worker_hour"] = larger.price_per_worker_hour
-        clusters = {
-            "network": larger.networks,
-            "workers": larger.workers,
-            "measured_network": larger.measured_network,
-            "speeds": larger.speeds,
-        }
-        attempts.insert(0, given | clusters)
+    if part.larger:
+        clusters = asdict(part.larger)
+        given["price_per_worker_hour"] = clusters["price_per_worker_hour"]
+        attempts.insert(0, given | clusters | {"network": clusters.pop("networks")})
     for options in attempts:
         try:
             prediction = predict(part, **options)
         except ValueError as error:
             message = error.args[0]
             continue
-        sentences = (
-            prediction.sentence(),
-            *prediction.network_lines(),
-            _on_rates(part, prediction),
-        )
+        sentence, rates = prediction.sentence(), _on_rates(part, prediction)
+        sentences = filter(None, [sentence, *prediction.network_lines(), rates])
         not_simulated = "" if options is attempts[0] else message
-        return Answer(where, prediction, tuple(filter(None, sentences)), not_simulated)
+        return Answer(where, prediction, tuple(sentences), not_simulated)
     return Answer(where, None, (_missing(part, target, message),))
 
 
 def _on_rates(study: Study, prediction: Prediction) -> str:
-    is_tuned = study.runs["lr_rule"].eq(TUNED).any()
-    if not is_tuned and not prediction.seen.rates:
+    cell, score = "batch size", "the steps to the target"
+    if study.runs["lr_rule"].eq(TUNED).any():
+        cell, score = "cell", best_by(study)
+    elif not prediction.seen.rates:
         return ""
-    cell, score = (
-        ("cell", best_by(study)) if is_tuned else ("batch size", "the steps to the target")
-    )
     return (
         f"Each {cell} uses the best of its learning rates, by {score}. The same runs found that "
         "rate, so its time may look a little better than it is."
@@ -366,23 +350,22 @@ def _missing(study: Study, target: Target | None, problem: str) -> str:
         target: The target of the whole study.
         problem: The message of the prediction that failed.
     """
-    runs = study.runs
-    if names := unsynchronised(study, runs):
+    runs, names = study.runs, unsynchronised(study, study.runs)
+    if names:
         variants = " or ".join(words("variant", name) for name in names)
-        return (
-            f"No recommendation of a batch size: workers with {variants} do not take every step "
-            "together, but the formula for the steps at each batch size needs workers that do, as "
-            "with strategy=horovod."
+        problem = (
+            f"workers with {variants} do not take every step together, but the formula for the "
+            "steps at each batch size needs workers that do, as with strategy=horovod."
         )
-    if of_one_batch(runs).empty:
-        return (
-            "No recommendation of a batch size: all runs have a policy that may change their batch "
-            "size, but a cell has one batch size. Add runs with a fixed batch size: bsweep run "
-            f"batching=fixed local_batch=... study={study.name}."
+    elif of_one_batch(runs).empty:
+        problem = (
+            "all runs have a policy that may change their batch size, but a cell has one batch "
+            "size. Add runs with a fixed batch size: bsweep run batching=fixed local_batch=... "
+            f"study={study.name}."
         )
-    if runs["global_batch"].nunique() == 1:
+    elif runs["global_batch"].nunique() == 1:
         return _of_one_size(study, target)
-    if not problem:
+    elif not problem:
         return _no_target(study)
     return f"No recommendation of a batch size: {problem}"
 
@@ -401,12 +384,11 @@ def _of_one_size(study: Study, target: Target | None) -> str:
         workers = counted(counts[0], "worker")
         why = f"there is only one cell (global batch {batch} on {workers})"
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
-    option = target.option if target else "--target-accuracy ..."
     return (
         f"No recommendation of {what}: {why}. Run at least one more batch size (two to check the "
         f"fit): bsweep run local_batch={sizes} study={study.name}, with the other settings "
         "unchanged. Or let bsweep train only the cells that it needs: bsweep recommend "
-        f"{grid} {option}, also with the other settings unchanged."
+        f"{grid} {_option(target)}, also with the other settings unchanged."
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.cell_tables import tuning
 from bsweep.analysis.cell_tables.means import run_steps
 from bsweep.analysis.prediction.comparable_runs import (
     refuse_mixed,
@@ -252,22 +253,20 @@ def rate_rule(seen: Observed) -> str:
 
 
 def best_rates(runs: pd.DataFrame, target: Target) -> dict[int, float]:
-    """Return the best learning rate among those that were tried for each global batch.
+    """Return the best learning rate among those that were tried for each global batch, by the rule
+    of `tuning.best_rates`.
 
-    The best is the one with which the largest share of runs reaches the target. Among equals it is
-    the one with the fewest steps, by the mean of their logarithms. A run that did not reach the
+    The cost of a rate is the mean of the logarithms of the steps. A run that did not reach the
     target counts with the steps that it trained, a lower bound. If no run of a batch reached it,
     the rate with the best accuracy or loss is taken.
     """
     logs = np.log(runs["steps_to_target"].fillna(runs["trained_steps"]).astype(float).clip(lower=1))
     best = runs["best"].fillna(runs["last"]).astype(float)  # a run may have one evaluation only
-    scores = runs.assign(steps=-logs, share=runs["reached"].eq(True), best=target.sign * best)
-    means = scores.groupby(["global_batch", "lr"])[["share", "steps", "best"]].mean()
-    by = means["steps"].where(means["share"] > 0, means["best"])
-    order = means.assign(by=by).sort_values(["share", "by"], ascending=False)
-    return {
-        int(batch): float(rate) for batch, rate in order.groupby(level="global_batch").head(1).index
-    }
+    scores = runs.assign(steps=logs, missed=~runs["reached"].eq(True), best=-target.sign * best)
+    means = scores.groupby(["global_batch", "lr"])[["missed", "steps", "best"]].mean()
+    costs = means["steps"].where(means["missed"] < 1, means["best"])
+    best_ones = tuning.best_rates(means.assign(cost=costs), ["global_batch"])
+    return {int(batch): float(rate) for batch, rate in best_ones}
 
 
 def chosen_too_low(runs: pd.DataFrame, rates: Mapping[int, float]) -> dict[int, float]:

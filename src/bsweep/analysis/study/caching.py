@@ -9,14 +9,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-_known: ContextVar[dict[Any, Any] | None] = ContextVar("tables computed", default=None)
-
-
-Of = TypeVar("Of")
-Others = ParamSpec("Others")
-Table = TypeVar("Table")
+_tables: ContextVar[dict[Any, Any] | None] = ContextVar("tables computed", default=None)
+Compute = TypeVar("Compute", bound=Callable[..., Any])
 
 
 @contextmanager
@@ -26,19 +22,15 @@ def caching() -> Iterator[None]:
 
     No study may change within the block. A block within another shares the outer block's results.
     """
-    if _known.get() is not None:
-        yield
-        return
-    token = _known.set({})
+    tables = _tables.get()
+    token = _tables.set({} if tables is None else tables)
     try:
         yield
     finally:
-        _known.reset(token)
+        _tables.reset(token)
 
 
-def cached(
-    compute: Callable[Concatenate[Of, Others], Table],
-) -> Callable[Concatenate[Of, Others], Table]:
+def cached(compute: Compute) -> Compute:
     """Decorate a function so that it caches the tables or lists that it computes, but only within a
     `caching` block.
 
@@ -46,18 +38,14 @@ def cached(
     """
 
     @wraps(compute)
-    def computed(of: Of, /, *args: Others.args, **options: Others.kwargs) -> Table:
-        known = _known.get()
-        if known is None:
-            return compute(of, *args, **options)
-        key = (compute, id(of), args, *options.items())
-        if key not in known:
-            # Keeping `of` ensures that no other object gets its id.
-            known[key] = (
-                compute(of, *args, **options),
-                of,
-            )
-        table: Table = copy(known[key][0])
-        return table
+    def computed(study: Any, /, *args: Any, **options: Any) -> Any:
+        tables = _tables.get()
+        if tables is None:
+            return compute(study, *args, **options)
+        key = (compute, id(study), args, *options.items())
+        if key not in tables:
+            # Keeping the study ensures that no other object gets its id.
+            tables[key] = study, compute(study, *args, **options)
+        return copy(tables[key][1])
 
-    return computed
+    return cast("Compute", computed)

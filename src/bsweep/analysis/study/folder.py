@@ -69,10 +69,8 @@ def _read(study_dir: str | Path) -> Study:
         raise ValueError(
             f"{folder} is one run of a study. Give the folder of the study: {folder.parent}"
         )
-    folders = sorted(
-        path for path in folder.iterdir() if not path.name.startswith(".") and _is_run(path)
-    )
-    if folders:
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    if folders := [path for path in paths if _is_run(path)]:
         return _from_runs(folder, folders)
     if all((folder / name).is_file() for name in ("runs.csv", "epochs.csv")):
         return _from_csv(folder)
@@ -117,21 +115,13 @@ def _read_csv(path: Path, table: Sequence[columns.Column]) -> pd.DataFrame:
 
 def _from_csv(folder: Path) -> Study:
     paths = {name: folder / f"{name}.csv" for name in columns.TABLES}
-    tables = {
-        name: _read_csv(path, columns.TABLES[name])
-        for name, path in paths.items()
-        if path.is_file()
-    }
+    found = [name for name, path in paths.items() if path.is_file()]
+    tables = {name: _read_csv(paths[name], columns.TABLES[name]) for name in found}
     for name in ("runs", "epochs"):
-        missing = [
-            column
-            for column in columns.names(columns.TABLES[name], "promised")
-            if column not in tables[name]
-        ]
-        if missing:
+        promised = columns.names(columns.TABLES[name], "promised")
+        if missing := ", ".join(column for column in promised if column not in tables[name]):
             raise ValueError(
-                f"{paths[name]}: the columns {', '.join(missing)} are missing. Write the report "
-                "again."
+                f"{paths[name]}: the columns {missing} are missing. Write the report again."
             )
     path = folder / "provenance.csv"
     provenance = pd.read_csv(path, dtype=str) if path.is_file() else tables["runs"][["run_id"]]

@@ -51,15 +51,14 @@ class LargerClusters:
         if not self.networks:
             return ""
         price = self.price_per_worker_hour
-        options = {
-            "--workers": ",".join(map(str, self.workers or ())),
-            "--price-per-worker-hour": "" if price is None else f"{price:.12g}",
-            "--measured-network": self.measured_network or "",
-            "--speeds": ",".join(f"{speed:.12g}" for speed in self.speeds),
-        }
-        words = [word for network in self.networks for word in ("--network", network)]
-        words += [word for pair in options.items() if pair[1] for word in pair]
-        return f" {shlex.join(words)}"
+        options = [
+            *(("--network", network) for network in self.networks),
+            ("--workers", ",".join(map(str, self.workers or ()))),
+            ("--price-per-worker-hour", "" if price is None else f"{price:.12g}"),
+            ("--measured-network", self.measured_network or ""),
+            ("--speeds", ",".join(f"{speed:.12g}" for speed in self.speeds)),
+        ]
+        return f" {shlex.join(word for option in options if option[1] for word in option)}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -8,7 +8,7 @@ day, and the provenance records them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -34,19 +34,15 @@ def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
     """
     runs = runs[runs["status"] == "completed"]
     origins = provenance.set_index("run_id").reindex(runs["run_id"])
-    by_run = {"hardware": runs["hardware"].tolist()}
+    by_value = {"hardware": _runs_by(runs["hardware"], runs["run_id"])}
     for name in _VERSIONS:
-        versions = [
-            str(version) if pd.notna(version) else ""
-            for version in origins.get(f"versions.{name}", ())
-        ]
-        by_run[name] = versions if name == "bsweep" else [minor(version) for version in versions]
-    by_value = {name: _runs_by(values, runs["run_id"]) for name, values in by_run.items()}
+        versions = origins.get(f"versions.{name}", pd.Series(dtype=object)).dropna().astype(str)
+        versions = versions if name == "bsweep" else versions.map(minor)
+        by_value[name] = _runs_by(versions, versions.index)
     if "asked_precision" in runs:
         left_open = runs[runs["asked_precision"] == "auto"]
         for device, alike in left_open.groupby("device"):
-            named = f"precision on {device}"
-            by_value[named] = _runs_by(alike["precision"].tolist(), alike["run_id"])
+            by_value[f"precision on {device}"] = _runs_by(alike["precision"], alike["run_id"])
     return {name: values for name, values in by_value.items() if len(values) > 1}
 
 
@@ -54,16 +50,14 @@ def refuse(folder: Path, found: Mixture) -> None:
     """Raise a ValueError if runs differ in hardware, software versions or automatically chosen
     precision; the message names the values and some of the runs.
     """
-    if not found:
-        return
     lines = [f"  {name}: {in_words(values)}" for name, values in found.items()]
-    raise ValueError(
-        "\n".join([f"{folder}: its runs cannot be compared. They differ in", *lines])
-        + "\nRemove the folders of the smaller group and run the same sweep again, or move them "
-        "to a study of their own. Or use all runs together by --mix of bsweep report and bsweep "
-        "watch (mix=True in Python): runs of different hardware, precision or torch then get "
-        "separate curves, runs of different Horovod or bsweep do not."
-    )
+    if lines:
+        raise ValueError(
+            "\n".join([f"{folder}: its runs cannot be compared. They differ in", *lines])
+            + "\nRemove the folders of the smaller group and run the same sweep again, or move "
+            "them to a study of their own. Or use all runs together by --mix of bsweep report and "
+            "bsweep watch (mix=True in Python)."
+        )
 
 
 def in_words(values: Mapping[str, Sequence[str]]) -> str:
@@ -77,9 +71,9 @@ def in_words(values: Mapping[str, Sequence[str]]) -> str:
     return "; ".join([f"{common} ({counted(len(most), 'run')})", *others])
 
 
-def _runs_by(values: Sequence[str], run_ids: pd.Series[str]) -> dict[str, list[str]]:
+def _runs_by(values: pd.Series[str], run_ids: Iterable[str]) -> dict[str, list[str]]:
     by_value: dict[str, list[str]] = {}
-    for value, run_id in zip(values, run_ids, strict=False):
+    for value, run_id in zip(values, run_ids, strict=True):
         if value:
             by_value.setdefault(value, []).append(run_id)
     return dict(sorted(by_value.items(), key=lambda item: -len(item[1])))

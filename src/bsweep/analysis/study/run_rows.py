@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -130,6 +130,7 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
     unfinished = {**config, **start, **settings, "status": "unfinished", "epochs": num_epochs}
     summary = run.summary or unfinished
     warnings = [*run.warnings, *warnings_in(events)]
+    version = (_origin(run.meta, starts).get("versions") or {}).get("torch")
     return {
         **settings,
         # What `auto` stands for is not known before the start.
@@ -143,7 +144,7 @@ def _run_row(run: Run, starts: Rows, events: Rows, num_epochs: int) -> dict[str,
         "run_id": run.run_id,
         "message": summary.get("message") or "",
         "hardware": hardware_words(run.meta),
-        **_torch(_origin(run.meta, starts)),
+        **({"torch": minor(version)} if version else {}),
         "asked_precision": config.get("precision"),
         "is_cifar10": settings.get("data") == "cifar10" or facts["is_cifar10"],
         "warnings": "\n".join(dict.fromkeys(warnings)),
@@ -160,38 +161,26 @@ def _origin(meta: Mapping[str, Any], starts: Rows) -> Mapping[str, Any]:
     return {**meta, **python, "versions": {**bsweep, **software}}
 
 
-def _torch(meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return the column `torch`, with the minor release of torch that a run's `meta.json` names,
-    such as 2.13; empty if it names none.
-    """
-    version = (meta.get("versions") or {}).get("torch")
-    return {"torch": minor(version)} if version else {}
-
-
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a run's configuration by their column in the table of runs.
 
     Settings without a column are left out.
     """
     settings = {_column(key): value for key, value in _flat(config).items() if _column(key)}
-    for key in PATHS:
-        if settings.get(key):
-            settings[key] = Path(settings[key]).name
-    if settings.get(_DIGEST):
-        settings[_DIGEST] = settings[_DIGEST][:_DIGITS]
-    return settings
+    paths = {key: Path(settings[key]).name for key in PATHS if settings.get(key)}
+    digests = {_DIGEST: settings[_DIGEST][:_DIGITS]} if settings.get(_DIGEST) else {}
+    return settings | paths | digests
 
 
 def _facts(start: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts that a run recorded at its start, such as the device that it took."""
-    classes, num_test = start.get("classes", ()), start.get("num_test")
-    optional = {"channels_last": start.get("channels_last")}
+    classes, num_test, layout = map(start.get, ("classes", "num_test", "channels_last"))
     return {
         **{key: start[key] for key in _FROM_START if key in start},
-        **{key: value for key, value in optional.items() if value is not None},
-        "num_classes": start.get("num_classes") or len(classes) or None,
+        **({"channels_last": layout} if layout is not None else {}),
+        "num_classes": start.get("num_classes") or len(classes or ()) or None,
         "num_test": num_test * (start.get("tokens_per_example") or 1) if num_test else None,
-        "is_cifar10": set(classes) == CIFAR10_CLASSES,
+        "is_cifar10": set(classes or ()) == CIFAR10_CLASSES,
     }
 
 
@@ -199,13 +188,11 @@ def _beginning_at_checkpoint(events: Rows) -> dict[str, Any]:
     """Return, for a run that began at another run's checkpoint, the other run's id, and the steps
     and seconds trained until the checkpoint. Return an empty mapping for other runs.
     """
-    sources = {
-        "branch_of": "branch_of",
-        "branch_steps": "num_steps",
-        "branch_seconds": "train_seconds",
-    }
-    branches = [event for event in events if "branch_of" in event][-1:]
-    return {name: event[source] for event in branches for name, source in sources.items()}
+    for event in reversed(events):
+        if "branch_of" in event:
+            run, steps, seconds = map(event.get, ("branch_of", "num_steps", "train_seconds"))
+            return {"branch_of": run, "branch_steps": steps, "branch_seconds": seconds}
+    return {}
 
 
 def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,66 +231,54 @@ def _saved_config(folder: Path) -> Mapping[str, Any]:
     }
 
 
-def _rows_by_worker(epochs: Rows) -> dict[str, Rows]:
+def _rows_by_worker(epochs: Rows) -> dict[str, list[dict[str, Any]]]:
     """Return a row for each worker or server of a run, with its sums, largest values or means over
     the run's epochs, for the tables of servers, waits, memory and stages.
     """
-    servers = _totals("server", (epoch.get("servers") for epoch in epochs), {
-        **dict.fromkeys(("received_bytes", "sent_bytes", "busy_seconds", "queue_seconds"), sum),
-        "share": lambda shares: shares[-1],
-        "pushes": lambda pushes: sum(map(sum, pushes)),
-        "max_lead": max,
-    })  # fmt: skip
-    seconds = sum(epoch["train_seconds"] for epoch in epochs) if servers else 0.0
-    for row in servers:
+    by_epoch: dict[str, list[Any]] = {
+        "servers": [epoch.get("servers") for epoch in epochs],
+        "waits": [
+            [{"wait_seconds": wait} for wait in epoch.get("worker_wait_seconds") or ()]
+            for epoch in epochs
+        ],
+        "memory": [epoch.get("worker_memory") for epoch in epochs],
+        "stages": [
+            [load and asdict(StageLoad(**load)) for load in epoch.get("stage_loads") or ()]
+            for epoch in epochs
+        ],
+    }
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for table, listed in by_epoch.items():
+        _, place, *others = columns.names(columns.TABLES[table])  # the first is `run_id`
+        tables[table] = [
+            {place: number}
+            | {
+                name: _TOTALS.get(name, sum)([values.get(name) for values in by_worker if values])
+                for name in others
+                if name != "load"
+            }
+            for number, by_worker in enumerate(zip_longest(*filter(None, listed)))
+        ]
+    for row in tables["servers"]:
+        seconds = sum(epoch["train_seconds"] for epoch in epochs)
         row["load"] = row["busy_seconds"] / seconds if seconds else None
-    waits = (
-        [{"wait_seconds": wait} for wait in epoch.get("worker_wait_seconds") or ()]
-        for epoch in epochs
-    )
-    loads = (
-        [load and asdict(StageLoad(**load)) for load in epoch.get("stage_loads") or ()]
-        for epoch in epochs
-    )
-    amounts = [name for name in columns.names(columns.TABLES["memory"]) if name.endswith("bytes")]
-    return {
-        "servers": servers,
-        "waits": _totals("worker", waits, {"wait_seconds": sum}),
-        "memory": _totals(
-            "worker",
-            (epoch.get("worker_memory") for epoch in epochs),
-            dict.fromkeys(amounts, lambda values: max(filter(None, values), default=None)),
-        ),
-        "stages": _totals("worker", loads, {
-            **dict.fromkeys(("busy_seconds", "idle_seconds", "exchange_seconds"), sum),
-            **dict.fromkeys(("peak_activation_bytes", "weight_versions", "stashed_bytes"), max),
-            "staleness": lambda values: sum(values) / len(values),
-        }),
-    }  # fmt: skip
+    return tables
 
 
-def _totals(
-    place: str,
-    by_epoch: Iterable[Sequence[Mapping[str, Any] | None] | None],
-    totals: Mapping[str, Callable[[list[Any]], Any]],
-) -> list[dict[str, Any]]:
-    """Return a row for each worker or server, with one value for those of all epochs.
-
-    Args:
-        place: The column for the number of the worker or server.
-        by_epoch: For each epoch a mapping for each worker or server, if the epoch records any.
-        totals: By column, the function that turns the values of all epochs into one.
-    """
-    return [
-        {place: number}
-        | {
-            name: total([values.get(name) for values in by_worker if values])
-            for name, total in totals.items()
-        }
-        for number, by_worker in enumerate(zip_longest(*filter(None, by_epoch)))
-    ]
+# How the values of all epochs become one, where they are not added up.
+_TOTALS: Mapping[str, Callable[[list[Any]], Any]] = {
+    **dict.fromkeys(
+        ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_bytes"),
+        lambda values: max(filter(None, values), default=None),
+    ),
+    **dict.fromkeys(("max_lead", "peak_activation_bytes", "weight_versions", "stashed_bytes"), max),
+    "share": lambda shares: shares[-1],
+    "pushes": lambda pushes: sum(map(sum, pushes)),
+    "staleness": lambda values: sum(values) / len(values),
+}
 
 
+_OF_ROUND = ("epoch", "round", "train_loss", "num_examples", "is_whole")
 _BY_WORKER = {
     "worker": "workers",
     "local_batch": "worker_batches",
@@ -318,10 +293,7 @@ def _round_rows(rounds: Sequence[Mapping[str, Any]]) -> Rows:
     for record in rounds:
         # Only some strategies record `exposed_exchange_seconds`.
         fields = {"exposed_exchange_seconds": record["exchange_seconds"], **record}
-        shared = {
-            name: fields[name]
-            for name in ("epoch", "round", "train_loss", "num_examples", "is_whole")
-        }
+        shared = {name: fields[name] for name in _OF_ROUND}
         values = zip(*(fields[name] for name in _BY_WORKER.values()), strict=True)
         rows += [shared | dict(zip(_BY_WORKER, row, strict=True)) for row in values]
     return rows
