@@ -14,11 +14,11 @@ import yaml
 
 from bsweep import allocation
 from bsweep.allocation import devices, fill_in, probes
+from bsweep.config import uneven
 from bsweep.config.parsing import conf_dir
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
-from bsweep.core import uneven
 from bsweep.runlog.probe_file import ProbedBatch, ProbedWorker
 from bsweep.study import checks
 from tests.support.running import TINY, compose

@@ -185,13 +185,13 @@ def test_the_command_prints_a_sentence_and_programs_read_json(folder: Path, tmp_
     ("words", "says"),
     [
         ("--target-accuracy 0.99", "The best median of three evaluations is 0.9"),
-        ("--target-accuracy 90", "Is 0.9 meant?"),
+        ("--target-accuracy 90", "such as 0.9"),
         ("", "give a target"),
         ("--target-accuracy 0.9 --target-loss 1", "give one target"),
         ("--target-accuracy 0.9 --batches 64 --workers 2", "only one cell"),
         ("--target-accuracy 0.9 --objective fastes", "Did you mean 'fastest'?"),
         ("--target-accuracy 0.9 --objective joules", "the energy of no run is known"),
-        ("--target-accuracy 0.9 --where strategy", "--where strategy=horovod"),
+        ("--target-accuracy 0.9 --where strategy", "as in strategy=horovod"),
         ("--target-accuracy 0.9 --where optimiser=sgd", "Did you mean 'optimizer'?"),
         ("--target-accuracy 0.9 --where global_batch=128", "Run one more batch size"),
     ],
@@ -532,7 +532,7 @@ def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:
 def test_objectives_and_times_as_people_write_them() -> None:
     assert parse_seconds("2h") == 7200
     assert parse_seconds("1.5m") == 90
-    with pytest.raises(ValueError, match=r"'45' is not a time with a unit.* Did you mean 45m"):
+    with pytest.raises(ValueError, match="'45' is not a time with a unit"):
         parse_seconds("45")
     both = parse_objective("deadline=30m, workers<=4")
     assert both.deadline_seconds == 1800

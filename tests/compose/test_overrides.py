@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bsweep as library
-from bsweep.cli import run as command
+from bsweep.cli import main
 from bsweep.compose.words import as_hydra_takes
 from bsweep.config.parsing import known_keys
 from bsweep.config.run import GROUPS, RunConfig
@@ -40,7 +40,7 @@ def type_run(
     def run(*arguments: str) -> tuple[int, str]:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["bsweep"])
-            code = command.run(arguments)
+            code = main.run(["run", *arguments])
         return code, capsys.readouterr().err
 
     return run
@@ -52,29 +52,26 @@ BY_LAYER = "model=tiny_cnn strategy=parameter_server strategy.sharding=layer"
 NETWORK = ROOT / "examples/small_network.py"
 TEXT = f"data=text data.path={__file__} model=llama_tiny"
 REFUSED = [  # what is typed after local_batch=8, and what is said
-    ("launch=null", "launch=null: null is not a name", "launch=NAME", "torchrun"),
-    ("~data", "~data: every run needs data", "data=NAME", "digits"),
-    ("+model=3", "+model=3", "leave out the '+'"),
-    ("model=[nan]", "model=[nan]", "is not a name", "resnet18"),
-    ("-m optimizer=sgd,null", "optimizer=sgd,null: null is not a name"),
-    ("experiment=", "nothing is not a name", "quickstart"),
+    ("launch=null", "launch=null: give launch=NAME"),
+    ("~data", "data: no value given", "digits"),
+    ("model=[nan]", "model=[nan]: give model=NAME"),
+    ("-m optimizer=sgd,null", "optimizer=sgd,null: give optimizer=NAME"),
+    ("experiment=", "experiment=: give experiment=NAME"),
     ("strategy=horvod", "unknown strategy", "'horovod'", "Known: "),
     ("--frobnicate", "--frobnicate", "--help"),
     ("--optimizer.lr=8", "optimizer.lr=8"),
     ("local_batch = 8", "write local_batch=8 without spaces"),
-    ("local_batch=8,16,", "remove the comma at the end: local_batch=8,16"),
-    ("local_batch=[8,16]", "type local_batch=8,16"),
-    ("seed=0-2", "type seed=0,1,2 or", "seed=range(0,3)"),
+    ("local_batch=8,16,", "local_batch=8,16,: Hydra cannot read it"),
+    ("local_batch=[8,16]", "local_batch=[8, 16]", "type local_batch=1,2,4"),
     ("checkpoint_every=often", "checkpoint_every=often", "60s, 5m or 1h"),
     ("--cfg", "--cfg", "expected one argument"),
     ("-sc", "install", "query"),
     ("study=größe", "study=größe", "a to z, digits"),
     ("lr=3", "Did you mean 'optimizer.lr'?"),
     ("local_batch", "local_batch: neither a flag nor KEY=VALUE"),
-    ("seed=range(5,1)", "seed=range(5,1)", "no value fits"),
-    ("experiment=glob(zz*)", "experiment=glob(zz*)", "no value fits"),
+    ("seed=range(5,1)", "seed=range(5,1)", "no value that fits"),
     ("=3", "no key before the '='"),
-    ("data.root=a;b", "data.root=a;b", "\"'a;b'\""),
+    ("data.root=a;b", "data.root=a;b", "\"'VALUE'\""),
     ("data.root=[[[[", "data.root=[[[["),
     ("++hydra.mode=RUN", "hydra.mode: leave it out"),
     ("hydra.sweeper._target_=x", "bsweep forms the points"),
@@ -83,21 +80,18 @@ REFUSED = [  # what is typed after local_batch=8, and what is said
     (f"study={LONG}", "(5,000 letters)", "at most 100 characters"),
     ("launch.ssh_identity_file='~nobody-at-all/x'", "folder ~nobody-at-all is unknown"),
     ("launch.hosts='a:9999999' num_workers=100000000", "a:9999999", "=100000000", "65536"),
-    ("data=synthetic data.num_train=2000000000", "6 TiB of each worker: use fewer"),
     ("-m seed=range(0,100000000)", "1,000,000 at most"),
     (f"{BY_LAYER} strategy.num_servers=9", "strategy.num_servers=9", "strategy.sharding=memory"),
     ("strategy=ddp strategy.hook=bf16 device=cpu", "strategy.hook=bf16", "fp16"),
     ("data=own", "data.target"),
     (f"data=own data.target={NETWORK}:buil", "there is no 'buil'", "Did you mean 'build'?"),
     ("data=imagefolder", "data.root: no value given"),
-    ("data=imagefolder data.root=nowhere", "nowhere"),
     ("data=imagefolder data.root=~/nowhere-at-all", str(Path.home())),
     (f"{TINY_DATA} local_batch=64 num_workers=2", "global batch 128", "90 examples"),
     (f"{GROWING} batching.max_global_batch=1000", "max_global_batch=1000", "90 examples: use 90"),
     ("-m strategy.op=average,adasum", "strategy.op=adasum", "MPI"),
     (f"{TINY_DATA} results_dir=/proc/nowhere", "results_dir=/proc/nowhere"),
     (f"{TEXT} model=resnet18", "model=resnet18", "model=llama_tiny"),
-    ("model=llama_tiny", "model=llama_tiny", "data=digits", "data=text data.path=FILE"),
     (f"{TEXT} data.sequence_length=1000000", "data.sequence_length=1000000", "1000001"),
     (f"{TEXT} model.vocabulary_size=300", "vocabulary_size=300", "vocabulary_size=null"),
     (f"{TEXT} model.num_heads=3", "model.hidden_size=64", "model.num_heads=3"),
@@ -243,14 +237,6 @@ def test_a_command_is_one_value_as_it_is_typed(command: str) -> None:
     assert parsed.value() == command
     quoted = "program.command='a {lr}','b'"
     assert as_hydra_takes(quoted) == quoted
-
-
-def test_a_script_with_windows_line_ends_is_named(type_run: Type) -> None:
-    code, said = type_run("local_batch=8\r", "seed=1\r")
-    assert code == 2
-    assert "Windows line ends" in said
-    assert "sed -i" in said
-    assert "\r" not in said.replace(r"\r$", "")
 
 
 @pytest.mark.parametrize("argument", ["data.root=~/x", "results_dir=~"])

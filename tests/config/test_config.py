@@ -155,24 +155,14 @@ def test_num_workers_follows_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None
         ("a[1-3,7]:2,b:1", "a1:2,a2:2,a3:2,a7:2,b:1"),
         ("n[008-010,2]-ib:1", "n008-ib:1,n009-ib:1,n010-ib:1,n2-ib:1"),
         ("r[1-2]n[1-2]:4", "r1n1:4,r1n2:4,r2n1:4,r2n2:4"),
+        ("# ours\n\na slots=2  # fast\nb:3\n", "a:2,b:3"),
+        ("a slots = 2 max_slots=4\nb[1-2]:1\n", "a:2,b1:1,b2:1"),
     ],
 )
-def test_lists_of_hosts_are_spelled_out(given: str, hosts: str) -> None:
-    config = compose("local_batch=8", f"launch.hosts='{given}'")
+def test_lists_and_files_of_hosts_are_spelled_out(given: str, hosts: str, tmp_path: Path) -> None:
+    """A file is as Horovod and MPI have it."""
+    (tmp_path / "hosts.txt").write_text(given)
+    text = f"@{tmp_path}/hosts.txt" if "\n" in given else given
+    config = compose("local_batch=8", f"launch.hosts='{text}'")
     assert config.launch.named_hosts == hosts
     assert config.run_id == compose("local_batch=8", f"launch.hosts='{hosts}'").run_id
-
-
-@pytest.mark.parametrize(
-    ("lines", "hosts"),
-    [
-        ("# ours\n\na slots=2  # fast\nb:3\n", "a:2,b:3"),
-        ("a slots = 2 max_slots=4\nb[1-2]:1", "a:2,b1:1,b2:1"),
-    ],
-)
-def test_a_file_of_hosts_is_read_as_horovod_and_mpi_have_it(
-    tmp_path: Path, lines: str, hosts: str
-) -> None:
-    (tmp_path / "hosts.txt").write_text(lines)
-    config = compose("local_batch=8", f"launch.hosts=@{tmp_path}/hosts.txt")
-    assert config.launch.named_hosts == hosts

@@ -67,17 +67,15 @@ POINT = ("local_batch=8", "strategy=single", "launch=inline")
     [
         (
             {"driver": "535.104.05"},
-            r"2 GPUs \(Tesla T4\), but their driver 535.104.05 is too old .* 580 .*CUDA 12.6",
+            r"2 GPUs \(Tesla T4\), but torch .* with driver 535.104.05 \(.+\): update .* CUDA 12.6",
         ),
-        ({"driver": "470.82"}, r"driver 470.82 is too old .* 580 or newer: update the driver\. To"),
-        ({}, r"torch .* cannot use them with driver 580.1 \(.+\): repair or update the driver"),
-        ({"counted": 0, "cuda": None}, "without CUDA: install a build with CUDA .* driver 580.1"),
+        ({"counted": 0, "cuda": None}, "CUDA None .* with driver 580.1"),
         (
             {"name": "Tesla V100", "capability": "7.0", "usable": True},
             r"capability 7.5 or more: Tesla V100 \(7.0\)\. Install .* CUDA 12.6",
         ),
     ],
-    ids=["old driver", "very old driver", "broken driver", "torch without CUDA", "old GPU"],
+    ids=["old driver", "torch without CUDA", "old GPU"],
 )
 def test_gpus_that_torch_cannot_use_are_an_error_before_anything_starts(
     machine: Machine, what: dict[str, object], reason: str

@@ -18,36 +18,31 @@ from bsweep.core.words import (
 
 
 @pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0 runs"), (np.int64(1), "1 run"), ("1", "1 run"), ("1 or 2", "1 or 2 runs")],
+    ("text", "expected"),
+    [
+        (counted(0, "run"), "0 runs"),
+        (counted(np.int64(1), "run"), "1 run"),
+        (counted("1 or 2", "run"), "1 or 2 runs"),
+        (plural("1"), ""),
+        (listed([]), ""),
+        (listed([8, 16]), "8 and 16"),
+        (listed(["64, plain", "32", "16"], comma="; "), "64, plain; 32 and 16"),
+        (first_of([]), ""),
+        (first_of("abc"), "a, b, c"),
+        (first_of("abcde"), "a, b, c and 2 more"),
+        (first_of(["a", "b", "c"], most=2, comma="; "), "a; b and 1 more"),
+        (duration(None), "-"),
+        (duration(0.4), "0 s"),
+        (duration(59.6), "1 min 0 s"),
+        (duration(3600), "1 h 0 min"),
+        (duration(93_784), "26 h 3 min"),
+        (decimal_hours(None), "-"),
+        (decimal_hours(0.1), "0.10"),
+        (decimal_hours(0.0042), "0.0042"),
+    ],
 )
-def test_a_noun_after_a_number_has_its_ending(number: object, text: str) -> None:
-    assert counted(number, "run") == text
-    assert text.endswith(f"run{plural(number)}")
-
-
-def test_a_list_ends_with_and() -> None:
-    texts = ["", "a", "8 and 16", "a, b and c"]
-    assert [listed(items) for items in ([], ["a"], [8, 16], "abc")] == texts
-    assert listed(["64, plain", "32", "16"], comma="; ") == "64, plain; 32 and 16"
-
-
-def test_of_many_the_first_are_named() -> None:
-    assert first_of("abc") == "a, b, c"
-    assert first_of("abcde") == "a, b, c and 2 more"
-    assert first_of(["a", "b", "c"], most=2, comma="; ") == "a; b and 1 more"
-    assert first_of([]) == ""
-
-
-def test_durations_have_two_units_at_the_most() -> None:
-    seconds = (None, 0.4, 59.4, 59.6, 3599, 3600, 93_784)
-    texts = ["-", "0 s", "59 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "26 h 3 min"]
-    assert [duration(value) for value in seconds] == texts
-
-
-def test_hours_keep_two_digits() -> None:
-    texts = ["-", "12.25", "0.10", "0.0042"]
-    assert [decimal_hours(value) for value in (None, 12.25, 0.1, 0.0042)] == texts
+def test_numbers_and_lists_are_as_people_write_them(text: str, expected: str) -> None:
+    assert text == expected
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ TABLE = (
     [
         (ROWS, ("--map", "batc=local_batch"), "no run has batc. Did you mean 'batch'? It has acc"),
         (ROWS, ("--map", "batch=local_bach"), "local_bach: unknown. Did you mean 'local_batch'?"),
-        (ROWS, ("--map", "batch"), "batch: give two names with = between them"),
+        (ROWS, ("--map", "batch"), "batch: give two words with = between them"),
         (ROWS, ("--map", "acc=test_accuracy"), "runs.csv:2: local_batch is missing"),
         (ROWS, ("--map", "batch=local_batch", "acc=test_accuracy"), "run a has no time of each e"),
         (ROWS.replace(",8,", ",0,"), CURVES, "runs.csv:2: local_batch=0 is not a whole number of"),

@@ -168,13 +168,12 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("program.metrics=log.csv",), "give a kind and a file: csv:FILE"),
+        (("program.metrics=log.csv",), "Use csv:FILE or jsonl:FILE"),
         (("program.metrics='csv:{run}.csv'",), "{run} is not a key of the point. Did you mean"),
         (
             ("program.metrics=csv:a.csv", "data.num_train=null"),
             "data.num_train=50000",
         ),
-        (("program.metrics=null", "program.fields.epoch=e"), "fields.epoch without program.metr"),
         (
             ("program.metrics=csv:a.csv", "launch=torchrun", "launch.parallel=2"),
             "launch.parallel: points would write the same file",

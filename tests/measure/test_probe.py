@@ -19,8 +19,8 @@ from bsweep.allocation import probes
 from bsweep.cli import main
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import SingleConfig
+from bsweep.config.uneven import by_flops, by_seconds
 from bsweep.core.ranks import Place
-from bsweep.core.uneven import by_flops, by_seconds
 from bsweep.measure import probe_worker
 from bsweep.numerics import precision
 from bsweep.runlog.files import RunPaths
@@ -229,11 +229,9 @@ def test_a_failed_probe_says_why_and_leaves_the_last_one(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("command", "words", "expected"),
     [
-        ("probe", "-m", ["-m", "has no flags"]),
         ("probe", "lokal=3", ["lokal: unknown key"]),
         ("probe", "device=cuda launch.memory_limit_mb=[9]", ["device=cuda"]),
         ("probe", "allocation=steps_by_speed", ["strategy=horovod", "strategy=diloco"]),
-        ("profile", "-m", ["-m", "leave it out"]),
         ("profile", "num_workers=0", ["num_workers"]),
         ("profile", "allocation=by_speed strategy=diloco num_workers=2", ["bsweep probe"]),
     ],

@@ -17,7 +17,7 @@ import pytest
 
 import bsweep as package
 from bsweep import analysis
-from bsweep.cli import run
+from bsweep.cli import main
 from bsweep.launch import failure
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
@@ -163,7 +163,7 @@ def test_a_folder_without_locks_is_refused(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     monkeypatch.chdir(tmp_path)
-    assert run.run(list(SHORT)) == 2
+    assert main.run(["run", *SHORT]) == 2
     assert "results/s/.sweeps: this file system has no locks (flock)" in capsys.readouterr().err
     assert not runs(tmp_path)
 

@@ -180,7 +180,6 @@ def test_trackers_change_no_run_id() -> None:
     ("arguments", "said"),
     [
         (("run", *POINT, "trackers=[tensorbord]"), "trackers.0=tensorbord: unknown. Did you mean"),
-        (("run", *POINT, "trackers=[wandb,wandb]"), "a tracker is named twice or more"),
         (("run", *POINT, "trackers=mlflow"), "give a list, such as trackers=[mlflow]"),
         (("export", "results/s", "--to", "mlfow"), "mlfow: unknown. Did you mean 'mlflow'?"),
         (("export", "nowhere", "--to", "mlflow"), "nowhere holds no runs"),

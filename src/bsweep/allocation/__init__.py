@@ -1,9 +1,9 @@
 """Functions that choose the workers' local batches, their numbers of local steps, or both, for
 workers of unequal speed or memory.
 
-The input is a checked point. The card's function in `fill` computes the lists with the pure
-functions in `bsweep.core.uneven`. It uses what a probe measured (`probes`) or the nominal values of
-`devices`. The output is the point with `local_batches`, `local_steps` or both filled in.
+The input is a checked point. The card's function in `fill` computes the lists with the formulas in
+`bsweep.config.uneven`. It uses what a probe measured (`probes`) or the nominal values of `devices`.
+The output is the point with `local_batches`, `local_steps` or both filled in.
 
 This package measures nothing itself and imports no torch, because it runs in the parent process
 before a launch. Changes during training belong to `batching`.

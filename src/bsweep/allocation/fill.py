@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bsweep.allocation import devices, probes
+from bsweep.config import uneven
 from bsweep.config.allocation import (
     BatchByFlopsConfig,
     BatchByMemoryConfig,
@@ -25,7 +26,6 @@ from bsweep.config.allocation import (
 from bsweep.config.groups import AllocationConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError, show
-from bsweep.core import uneven
 
 
 def batch_by_flops(config: RunConfig, card: BatchByFlopsConfig) -> RunConfig:

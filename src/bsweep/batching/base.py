@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from bsweep.config import uneven
 from bsweep.config.batching import ChangingConfig, MeasuringConfig
 from bsweep.config.run import RunConfig
-from bsweep.core import uneven
 from bsweep.data.plan import Share
 from bsweep.numerics.noise_scale import GradientNoise
 from bsweep.runlog.records import BatchChanged, Event, Round

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bsweep.batching.base import Policy, RoundStats
+from bsweep.config import uneven
 from bsweep.config.allocation import AdaptiveConfig, NetworkAwareConfig
 from bsweep.config.run import RunConfig
-from bsweep.core import uneven
 from bsweep.data.plan import Share
 from bsweep.runlog.records import Event, Round
 

@@ -3,7 +3,7 @@ training progress per example (Pollux, OSDI 2021).
 
 It keeps the present batch if no other one raises the goodput by 5 % or more. The seconds of a step
 follow Pollux's formula, fitted to the batches that the run has timed. Where these do not determine
-a parameter, the median of its prior in `bsweep.core.pollux` applies, so that a first decision is
+a parameter, the median of its prior in `bsweep.config.pollux` applies, so that a first decision is
 possible. The next batch is at most twice as large as the largest timed batch, and
 at least half as large as the smallest timed one.
 """
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from bsweep.batching.base import Decision, Measuring, RoundStats
+from bsweep.config import pollux
 from bsweep.config.batching import GoodputConfig
 from bsweep.config.run import RunConfig
-from bsweep.core import pollux
 from bsweep.data.plan import Share
 from bsweep.numerics.noise_scale import GradientNoise
 

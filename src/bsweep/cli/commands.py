@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from bsweep.core import terminal
 from bsweep.core.terminal import BAD_CONFIG
@@ -61,9 +62,12 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     )
 
 
-def refused(error: Exception) -> int:
-    """Log an error that the user can mend, and return the exit code of a command that has started
-    nothing.
+def exit_code(command: Callable[[], int]) -> int:
+    """Run a command and return its exit code. Of an error that the user can mend, log the message
+    and return the code of a command that has started nothing.
     """
-    logger.error(f"bsweep: {error}")
-    return BAD_CONFIG
+    try:
+        return command()
+    except (ValueError, OSError) as error:
+        logger.error(f"bsweep: {error}")
+        return BAD_CONFIG

@@ -47,19 +47,19 @@ def run(arguments: Sequence[str]) -> int:
     from bsweep.report import comparison as writer
     from bsweep.report.formats import as_text
 
-    found = compare(*options.studies, across_hardware=options.across_hardware)
-    for line in found.warnings:
+    comparison = compare(*options.studies, across_hardware=options.across_hardware)
+    for line in comparison.warnings:
         logger.warning(f"bsweep: {line}")
     if options.page:
-        writer.write_page(found, options.page, shlex.join(["bsweep", "compare", *arguments]))
+        writer.write_page(comparison, options.page, shlex.join(["bsweep", "compare", *arguments]))
     if options.json:
-        print(json.dumps(found.as_json(), indent=2, allow_nan=False))
+        print(json.dumps(comparison.as_json(), indent=2, allow_nan=False))
     else:
-        print("\n".join(found.brief()))
+        print("\n".join(comparison.brief()))
         print(f"Page: {options.page}" if options.page else "Tables: --verbose, --page FILE.html.")
-        for table in writer.tables(found) if options.verbose else ():
+        for table in writer.tables(comparison) if options.verbose else ():
             print("", as_text(table), sep="\n")
-    return 0 if options.fail_if_slower is None else _judge(found, options.fail_if_slower)
+    return 0 if options.fail_if_slower is None else _judge(comparison, options.fail_if_slower)
 
 
 def _share(text: str) -> float:
@@ -69,53 +69,54 @@ def _share(text: str) -> float:
     return float(text.removesuffix("%")) / 100
 
 
-def _judge(found: Comparison, share: float) -> int:
+def _judge(comparison: Comparison, share: float) -> int:
     """Say which cells are slower by more than `share` with certainty, and return the exit code."""
     limit = f"{100 * share:g} %"
     slower = [
-        f"{row.study}, {row.cell}: "
-        + (
-            "the target is no longer reached"
-            if row.ratio == math.inf
-            else f"{row.measure} {row.ratio:.3f} times ({row.low:.3f} to {row.high:.3f})"
-        )
-        for row in found.slower(share).itertuples()
+        f"{row.study}, {row.cell}: {row.measure} {row.ratio:.3f} times ({row.low:.3f} to "
+        f"{row.high:.3f})"
+        if row.ratio != math.inf
+        else f"{row.study}, {row.cell}: the target is no longer reached"
+        for row in comparison.slower(share).itertuples()
     ]
     if slower:
         logger.error(f"bsweep: slower by more than {limit}: {first_of(slower, comma='; ')}")
-    unknown = _untold(found)
-    for rows, why in unknown:
-        if len(rows):
-            named = first_of([*(rows["study"] + ", " + rows["cell"])], comma="; ")
-            logger.error(
-                f"bsweep: --fail-if-slower {limit} cannot tell for {counted(len(rows), 'cell')} "
-                f"({named}): {why}."
-            )
-    return 1 if slower else BAD_CONFIG if any(len(rows) for rows, _ in unknown) else 0
+    untested = _untested(comparison)
+    for reason, cells in untested.groupby("reason", sort=False):
+        named = first_of([*(cells["study"] + ", " + cells["cell"])], comma="; ")
+        logger.error(
+            f"bsweep: --fail-if-slower {limit} cannot tell for {counted(len(cells), 'cell')} "
+            f"({named}): {reason}."
+        )
+    return 1 if slower else BAD_CONFIG if len(untested) else 0
 
 
-def _untold(found: Comparison) -> list[tuple[pd.DataFrame, str]]:
-    """Return the cells whose times could not be tested, by the reason and its remedy."""
+def _untested(comparison: Comparison) -> pd.DataFrame:
+    """Return the cells whose times could not be tested, with the `reason` and its remedy."""
+    import numpy as np
+    import pandas as pd
+
     from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL
     from bsweep.analysis.conclusions.comparing import RARER, TIMES
 
     steps, cells = (
-        found.cells[found.cells["measure"] == time].reset_index(drop=True) for time in TIMES
+        comparison.cells[comparison.cells["measure"] == time].reset_index(drop=True)
+        for time in TIMES
     )
     is_timed = steps["compared"].notna() | cells["compared"].notna()
     is_tested = steps["low"].notna() | cells["low"].notna()
     is_rarer = cells["verdict"] == RARER
-    is_refused = cells["is_across_hardware"] & ~is_timed
     few = f"a test takes times of {MIN_SEEDS_FOR_INTERVAL} seeds in each study. Run more seeds"
+    untimed = "no times are known of both studies. Run these cells alone (launch.parallel=1)"
     reasons = {
         "fewer runs reach the target. Run more seeds": is_rarer,
-        "the hardware differs. To compare the times all the same, use --across-hardware": (
-            is_refused
+        "": is_tested,
+        few: is_timed,
+        "the hardware differs. To compare the times, use --across-hardware": (
+            cells["is_across_hardware"].astype(bool)
         ),
-        "no times are known of both studies. Run these cells alone (launch.parallel=1)": (
-            ~is_timed & ~is_refused & ~is_rarer
-        ),
-        few: is_timed & ~is_tested & ~is_rarer,
     }
-    missing = (found.missing, "no run completed. Run the cells that are missing")
-    return [missing, *((cells[untold], reason) for reason, untold in reasons.items())]
+    cells["reason"] = np.select([*reasons.values()], [*reasons], untimed)
+    missing = comparison.missing.assign(reason="no run completed. Run the cells that are missing")
+    columns = ["study", "cell", "reason"]
+    return pd.concat([missing[columns], cells.loc[cells["reason"] != "", columns]])

@@ -39,9 +39,9 @@ def run(arguments: Sequence[str]) -> int:
     if not isinstance(config.launch, ProcessesConfig):
         raise ConfigError(f"launch={config.launch.name} starts no processes: leave launch out.")
     check_hosts(config)
-    found = examine(config)
-    print(json.dumps(found, indent=2) if options.json else _as_text(found))
-    return 1 if found["to_mend"] else 0
+    findings = examine(config)
+    print(json.dumps(findings, indent=2) if options.json else _as_text(findings))
+    return 1 if findings["to_mend"] else 0
 
 
 def examine(config: RunConfig) -> dict[str, Any]:
@@ -78,17 +78,12 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
             if config.launch.uses_horovod and facts["unresolved_name"]:
                 yield f"{name}: {facts['unresolved_name']}"
         yield from (f"{name}: {problem}" for problem in facts["torch_problems"])
-        if facts["versions"]["horovod"] is None and config.launch.uses_horovod:
-            yield (
-                f"{name}: Horovod is not installed: run `bsweep setup-horovod`, or use a strategy "
-                "without Horovod such as strategy=ddp"
-            )
-        elif (facts["horovod_build"] or "").startswith("broken"):
-            yield (
-                f"{name}: Horovod cannot be imported ({facts['horovod_build'][8:]}): run `bsweep "
-                "setup-horovod`"
-            )
-        elif facts["gpus"] and "NCCL" not in (facts["horovod_build"] or "NCCL"):
+        build = facts["horovod_build"] or ""
+        is_missing = facts["versions"]["horovod"] is None and config.launch.uses_horovod
+        if is_missing or build.startswith("broken"):
+            why = "not installed" if is_missing else build
+            yield f"{name}: Horovod is {why}: run `bsweep setup-horovod`, or use strategy=ddp"
+        elif facts["gpus"] and build and "NCCL" not in build:
             yield f"{name}: it has GPUs, but its Horovod has no NCCL: run `bsweep setup-horovod`"
         folders = {"results": "free_bytes", "temporary files": "free_temporary_bytes"}
         for contents, key in folders.items():
@@ -97,25 +92,23 @@ def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> It
         shared = facts.get("free_shared_bytes")
         if facts["gpus"] > 1 and shared is not None and shared < _LEAST_FREE_BYTES:
             yield (
-                f"{name}: {shared / 1e6:.0f} MB are free in /dev/shm, through which the workers of "
-                "a host may exchange with NCCL: mount -o remount,size=8G /dev/shm, or start the "
-                "container with --shm-size=8g"
+                f"{name}: {shared / 1e6:.0f} MB are free in /dev/shm, which NCCL uses: mount -o "
+                "remount,size=8G /dev/shm, or start the container with --shm-size=8g"
             )
         if (facts["slots"] or 0) > max(facts["cores"], facts["gpus"]):
             yield f"{name}: {facts['slots']} slots share {facts['cores']} cores: use fewer slots"
 
 
-def _as_text(found: Mapping[str, Any]) -> str:
-    """Return what `bsweep doctor` found: a table of facts with a column for each machine, notes,
-    and a line for each problem to correct.
+def _as_text(findings: Mapping[str, Any]) -> str:
+    """Return what `bsweep doctor` found: a table of facts with a column for each machine, and a
+    line for each problem to correct.
     """
-    machines = {name: facts for name, facts in found["machines"].items() if "problem" not in facts}
-    rows = [["", *machines]]
-    for name, show in _FACTS.items():
-        rows.append([name, *(show(facts) for facts in machines.values())])
-    notes = (f"note: {name}: {note}" for name, facts in machines.items() for note in facts["notes"])
-    problems = [f"to correct: {line}" for line in found["to_mend"]] or ["nothing to correct"]
-    return "\n".join([*aligned(rows, left=range(len(rows[0]))), *notes, *problems])
+    examined = findings["machines"].items()
+    machines = {name: facts for name, facts in examined if "problem" not in facts}
+    rows = [[name, *map(show, machines.values())] for name, show in _FACTS.items()]
+    problems = [f"to correct: {line}" for line in findings["to_mend"]] or ["nothing to correct"]
+    table = aligned([["", *machines], *rows], left=range(1 + len(machines)))
+    return "\n".join([*table, *problems])
 
 
 _FACTS: Mapping[str, Callable[[Any], str]] = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bsweep.cli.commands import parser_of
+from bsweep.cli.options import pair
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -25,18 +26,11 @@ def run(arguments: Sequence[str]) -> int:
     from bsweep.compose import hydra_grid, words
     from bsweep.external import imported
 
-    names = {key: column for column, key in map(_pair, options.map)}
-    constants = dict(map(_pair, options.set))
+    names = {key: column for column, key in map(pair, options.map)}
+    constants = dict(map(pair, options.set))
     study = options.study if "/" in options.study else f"results/{options.study}"
     (base,) = hydra_grid.composed(words.read(imported.BASE))
     for line in imported.make_study(options.source, Path(study), names, constants, base):
         print(line)
     print(f"bsweep report {shlex.quote(study)}")
     return 0
-
-
-def _pair(text: str) -> tuple[str, str]:
-    first, found, second = text.rpartition("=")
-    if not found or not first or not second:
-        raise ValueError(f"{text}: give two names with = between them, as in batch=local_batch.")
-    return first, second

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import bsweep
-from bsweep.cli.commands import COMMANDS, parser_of, refused, usage
+from bsweep.cli.commands import COMMANDS, exit_code, parser_of, usage
 from bsweep.core import signals, terminal
 from bsweep.core.terminal import BAD_CONFIG, INTERRUPTED
 
@@ -34,8 +34,6 @@ _AFTER_INTERRUPT = {
 _COMPLETE = ("-sc", "--shell-completion")
 _COMPLETION = ("bsweep.cli.completion:run", "")
 _END_WITH_READER = ("compare", "predict", "report", "simulate")
-_TRAIN = ("run", "resume", "retry")
-_PARSE_NOTHING = ("compare", "export", "predict", "report", "simulate", "status", "stop", "watch")
 
 
 def main() -> NoReturn:
@@ -51,17 +49,15 @@ def main() -> NoReturn:
             signal.signal(number, terminal.interrupt)
     sys.unraisablehook = terminal.interrupt_again
     terminal.set_up_logging()
-    command = sys.argv[1] if len(sys.argv) > 1 else ""
-    if sys.flags.optimize and command not in _PARSE_NOTHING:
-        logger.error(
-            "bsweep: Hydra's parser relies on assertions, which python -O leaves out: unset "
-            "PYTHONOPTIMIZE, or leave -O out."
-        )
+    if sys.flags.optimize:
+        logger.error("bsweep: it relies on assertions: unset PYTHONOPTIMIZE, or leave -O out.")
         sys.exit(BAD_CONFIG)
+    arguments = sys.argv[1:]  # a command may replace sys.argv
     try:
-        sys.exit(run(sys.argv[1:]))
+        sys.exit(run(arguments))
     except KeyboardInterrupt:
-        logger.warning(f"bsweep: interrupted{_AFTER_INTERRUPT.get(command, '')}")
+        rest = _AFTER_INTERRUPT.get(arguments[0], "") if arguments else ""
+        logger.warning(f"bsweep: interrupted{rest}")
         sys.exit(INTERRUPTED)
 
 
@@ -90,22 +86,15 @@ def run(words: Sequence[str]) -> int:
     if command in ("plan", "status"):
         gc.set_threshold(_MANY_OBJECTS)
     module, _, function = COMMANDS.get(command, _COMPLETION)[0].partition(":")
-    try:
-        code: int = getattr(importlib.import_module(module), function)(arguments)
-    except (ValueError, OSError) as error:
-        if command in _TRAIN:  # they have caught all errors that the user can mend
-            raise
-        return refused(error)
-    return code
+    return exit_code(lambda: getattr(importlib.import_module(module), function)(arguments))
 
 
 def _unknown(command: str, arguments: Sequence[str]) -> int:
     from bsweep.config.values import did_you_mean, shortened
 
     near = did_you_mean(command, list(COMMANDS))
-    typed = shlex.join([command, *arguments])
     if not near and ("=" in command or command.startswith("-")):
-        near = f" To train, type `bsweep run {shortened(typed)}`."
+        near = f" To train, type `bsweep run {shortened(shlex.join([command, *arguments]))}`."
     logger.error(f"bsweep: unknown command {command!r}.{near} `bsweep --help` lists the commands.")
     return BAD_CONFIG
 

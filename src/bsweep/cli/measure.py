@@ -67,17 +67,14 @@ def _point(command: str, arguments: Sequence[str]) -> RunConfig:
     Raises:
         ConfigError: If the command cannot measure this point here.
     """
-    if {"-h", "--help"} & {*arguments}:
-        parser = parser_of(command)
-        parser.add_argument("key=value", nargs="*", help="a point, as for bsweep run")
-        parser.parse_args(["--help"])
-    if flags := [word for word in arguments if word.startswith("-")]:
-        raise ConfigError(f"{flags[0]}: bsweep {command} has no flags: leave it out")
+    parser = parser_of(command)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="a point, as for run")
+    overrides = parser.parse_args(arguments).overrides
     if inside_horovodrun():
         raise ConfigError(f"bsweep {command} starts its own workers: leave horovodrun out")
     if problem := slurm.started_often(os.environ):
         raise ConfigError(problem)
-    config = hydra_grid.first_point(words.read(arguments))
+    config = hydra_grid.first_point(words.read(overrides))
     if config.program.is_own:
         raise ConfigError(
             f"bsweep {command} measures bsweep's own training, not program=own: `bsweep plan "

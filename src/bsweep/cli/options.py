@@ -36,15 +36,13 @@ def counts(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(str(error).strip()) from None
 
 
-def column_and_value(text: str) -> tuple[str, str]:
+def pair(text: str) -> tuple[str, str]:
     """Return the two parts of a text such as `strategy=horovod`.
 
     Raises:
-        ValueError: If it has no equals sign.
+        ValueError: If a part is missing.
     """
-    column, found, value = text.partition("=")
-    if not found:
-        raise ValueError(
-            f"--where {text}: give a column and its value, as in --where strategy=horovod."
-        )
-    return column, value
+    first, _, second = text.partition("=")
+    if not first or not second:
+        raise ValueError(f"{text}: give two words with = between them, as in strategy=horovod.")
+    return first, second

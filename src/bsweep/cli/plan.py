@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     else:
         every = [row for rows, _ in plans.values() for row in rows]
         sources = "; ".join(dict.fromkeys(source for _, source in plans.values() if source))
-        print(overview.as_json(every, sources, studies=[str(one) for one in plans]))
+        print(overview.as_json(every, sources, studies=[str(study_dir) for study_dir in plans]))
     return 0
 
 
@@ -81,7 +81,7 @@ def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
             point,
             config,
         )
-    found = []
+    timed = []
     for by_batch in alike.values():
         for batch in sorted({min(by_batch), max(by_batch)}):
             point, config = by_batch[batch]
@@ -90,6 +90,6 @@ def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
             if isinstance(tried, str):
                 logger.warning(f"bsweep: {point.run_id}: {tried}")
             else:
-                told = replace(point, num_examples=config.epochs * tried.num_train)
-                found.append(Timed(told, tried.step_seconds, tried.other_seconds))
-    return found
+                trained = replace(point, num_examples=config.epochs * tried.num_train)
+                timed.append(Timed(trained, tried.step_seconds, tried.other_seconds))
+    return timed

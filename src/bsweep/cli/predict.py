@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bsweep.cli.commands import parser_of
-from bsweep.cli.options import add_networks, column_and_value, counts
+from bsweep.cli.options import add_networks, counts, pair
 from bsweep.config.values import numbers
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     from bsweep.analysis.study.frames import LargerClusters
 
     options["speeds"] = numbers("--speeds", options["speeds"])
-    where = dict(column_and_value(text) for text in options.pop("where"))
+    where = dict(map(pair, options.pop("where")))
     prediction = predicted(study, **options, where=where)
     names = ("network", "workers", "price_per_worker_hour", "measured_network", "speeds")
     larger = LargerClusters(*[options[name] for name in names]).words()

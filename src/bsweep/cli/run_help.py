@@ -59,14 +59,14 @@ def text(words: Words) -> str:
     lines += ["", "Keys with their values (key=value sets another):", ""]
     shared = dict(_comments(conf_dir() / "config.yaml", ""))
     for group, keys in itertools.groupby(point, lambda key: key.partition(".")[0]):
-        own: dict[str, str] = {}
+        meanings: dict[str, str] = {}
         if option := chosen.get(group):
             path = conf_dir() / group / f"{option}.yaml"
-            own = dict(_comments(path, f"{group}."))
+            meanings = dict(_comments(path, f"{group}."))
             lines += ["", *_entry(f"{group}={option}", _purpose(path), columns)]
-        for key in sorted(keys, key=lambda key: key not in own):
+        for key in sorted(keys, key=lambda key: key not in meanings):
             if key != f"{group}.name":  # the line of the group says it
-                meaning = own.get(key) or shared.get(key, "")
+                meaning = meanings.get(key) or shared.get(key, "")
                 lines += _entry(f"{key}={_typed(point[key])}", meaning, columns)
     return "\n".join([*lines, "", _FLAGS])
 
@@ -96,8 +96,8 @@ def _purpose(path: Path) -> str:
     """Return the first sentence of the comment that begins an option's file; empty if there is no
     such comment, or if the option is the user's own.
     """
-    found = re.search(r"(^# .+\n)+", path.read_text() if path.exists() else "", re.MULTILINE)
-    lines = found[0].splitlines() if found else []
+    match = re.search(r"(^# .+\n)+", path.read_text() if path.exists() else "", re.MULTILINE)
+    lines = match[0].splitlines() if match else []
     sentences = " ".join(line[2:] for line in lines if not line.startswith("# @"))
     return re.split(r"(?<=[^.]\.)\s", sentences)[0]
 
@@ -116,8 +116,8 @@ def _comments(path: Path, prefix: str) -> Iterator[tuple[str, str]]:
         prefix = ""
     above: list[str] = []
     for line in written.splitlines():
-        if found := _KEY.match(line):
-            indent, key, _, comment = found.groups()
+        if match := _KEY.match(line):
+            indent, key, _, comment = match.groups()
             above = [*above[: len(indent) // 2], key]
             if comment:
                 yield prefix + ".".join(above), comment

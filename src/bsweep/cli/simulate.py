@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from bsweep.cli.commands import parser_of
-from bsweep.cli.options import MEASURED_NETWORK, SPEEDS, column_and_value, counts
+from bsweep.cli.options import MEASURED_NETWORK, SPEEDS, counts, pair
 from bsweep.config.values import numbers
 from bsweep.core import terminal
 
@@ -32,8 +31,9 @@ def run(arguments: Sequence[str]) -> int:
         "be repeated",
     )
     add("--measured-network", help=MEASURED_NETWORK)
-    default = "default: horovod,parameter_server,diloco"
-    add("--strategies", help=f"such as horovod,diloco:sync_every=500 ({default})")
+    default = "horovod,parameter_server,diloco"
+    such = f"such as horovod,diloco:sync_every=500 (default: {default})"
+    add("--strategies", default=default, help=such)
     add("--local-batch", type=int, help="examples of a worker's pass (default: the study's)")
     add("--global-batch", type=int, help="examples of a step of all workers instead")
     add("--where", action="append", default=[], metavar="COLUMN=VALUE", help="use only such runs")
@@ -47,37 +47,23 @@ def run(arguments: Sequence[str]) -> int:
     add("--price-per-worker-hour", type=float, help="price of one worker for an hour")
     add("--figure", type=Path, metavar="FILE", help="also draw the speed-up, such as in speed.svg")
     add("--json", action="store_true", help="print everything as JSON")
-    _simulate(parser.parse_args(arguments))
-    return 0
+    options = vars(parser.parse_args(arguments))
+    figure, as_json = options.pop("figure"), options.pop("json")
+    if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--figure {figure}: give a file that ends in .png, .svg or .pdf.")
+    options["where"] = dict(map(pair, options["where"]))
+    for name in ("speeds", "memories"):
+        options[name] = numbers(f"--{name}", options[name])
+    from bsweep.analysis import simulate
 
+    from bsweep.analysis import simulate
 
-def _simulate(given: argparse.Namespace) -> None:
-    from bsweep.analysis.simulation import STRATEGIES, simulate
-
-    if given.figure is not None and given.figure.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"--figure {given.figure}: give a file that ends in .png, .svg or .pdf.")
     with terminal.console().status("simulating"):
-        found = simulate(
-            given.study,
-            workers=given.workers,
-            network=given.network,
-            measured_network=given.measured_network,
-            strategies=STRATEGIES if given.strategies is None else given.strategies,
-            local_batch=given.local_batch,
-            global_batch=given.global_batch,
-            where=dict(column_and_value(text) for text in given.where),
-            parameters=given.parameters,
-            example_bytes=given.example_bytes,
-            probe=given.probe,
-            machine=given.machine,
-            flops_per_example=given.flops_per_example,
-            speeds=numbers("--speeds", given.speeds),
-            memories=numbers("--memories", given.memories),
-            price_per_worker_hour=given.price_per_worker_hour,
-        )
-    print(json.dumps(found.as_json(), indent=2, allow_nan=False) if given.json else found)
-    if given.figure is not None:
+        answer = simulate(**options)
+    print(json.dumps(answer.as_json(), indent=2, allow_nan=False) if as_json else answer)
+    if figure is not None:
         from bsweep.plots import simulation
 
-        simulation.write(found, given.figure)
-        logger.info(f"wrote {given.figure}")
+        simulation.write(answer, figure)
+        logger.info(f"wrote {figure}")
+    return 0

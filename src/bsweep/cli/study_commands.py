@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bsweep.cli.commands import parser_of, refused
+from bsweep.cli.commands import parser_of
 from bsweep.config.values import did_you_mean
 from bsweep.core import terminal
 from bsweep.core.ranks import Place, inside_horovodrun
@@ -132,16 +132,13 @@ def retry(arguments: Sequence[str]) -> int:
 
 def _train_again(study_dir: Path, find: Callable[[], set[str]], repeats: bool) -> int:
     """Run a study's recorded commands again, but train only the points whose ids `find` returns;
-    return the exit code. Only errors of `find` are reported here; a sweep reports its own.
+    return the exit code.
     """
     from bsweep.cli import run  # imports Hydra
 
     def lead() -> int:
-        try:
-            run_ids = find()
-            leading = _leading(study_dir, run_ids)
-        except (ValueError, OSError) as error:
-            return refused(error)
+        run_ids = find()
+        leading = _leading(study_dir, run_ids)
         if not leading:
             return BAD_CONFIG if run_ids else 0
         return run.run_again(study_dir, leading, run_ids, repeats)
@@ -178,22 +175,16 @@ def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
     The folder where the command was typed must still exist. The process must run as that of the
     command did: outside horovodrun, or inside one with as many processes.
     """
-    typed = f"bsweep run {shlex.join(command.arguments)}"
-    size = Place.from_environment().num_workers if inside_horovodrun() else None
-    if size != command.num_processes:
-        in_or_outside_horovodrun = (
-            f"inside horovodrun -np {command.num_processes}"
-            if command.num_processes
-            else "outside horovodrun"
-        )
-        raise ValueError(
-            f"{study_dir}: the recorded command `{typed}` was started {in_or_outside_horovodrun}. "
-            f"Start `bsweep resume` or `bsweep retry` {in_or_outside_horovodrun} too."
-        )
+    typed = f"{study_dir}: the recorded command `bsweep run {shlex.join(command.arguments)}`"
+    num_processes = Place.from_environment().num_workers if inside_horovodrun() else None
+    if num_processes != command.num_processes:
+        number = command.num_processes
+        place = f"inside horovodrun -np {number}" if number else "outside horovodrun"
+        raise ValueError(f"{typed} was started {place}: start this command {place}, too.")
     if not command.folder.is_dir():
         raise ValueError(
-            f"{study_dir}: `{typed}` was started in {command.folder}, and this folder no longer "
-            "exists. Type the command again in the folder where the files of the study are now."
+            f"{typed} was started in {command.folder}, which no longer exists: type it again in "
+            "the folder where the files of the study are now."
         )
 
 

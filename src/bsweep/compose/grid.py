@@ -42,7 +42,7 @@ def configs(compose: Compose, points: Iterable[Sequence[Setting]]) -> list[RunCo
         ConfigError: If any point is wrong. It lists the problems of all points.
     """
     families: dict[tuple[str, ...], _Family] = {}
-    found: list[RunConfig] = []
+    checked: list[RunConfig] = []
     problems: dict[str, None] = {}  # each once, in order
     for point in points:
         keys = tuple([setting.key or setting.text for setting in point])
@@ -50,7 +50,7 @@ def configs(compose: Compose, points: Iterable[Sequence[Setting]]) -> list[RunCo
             if keys not in families:
                 families[keys] = _Family(compose([each.text for each in point]), point)
             family = families[keys]
-            found.append(
+            checked.append(
                 family.config(point)
                 if family.is_uniform
                 else to_config(compose([each.text for each in point]))
@@ -59,7 +59,7 @@ def configs(compose: Compose, points: Iterable[Sequence[Setting]]) -> list[RunCo
             problems |= dict.fromkeys(error.problems)
     if problems:
         raise ConfigError(*problems)
-    return found
+    return checked
 
 
 def to_config(composed: DictConfig) -> RunConfig:

@@ -19,15 +19,14 @@ from hydra.core.override_parser.types import Override, OverrideType, QuotedStrin
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from bsweep.config.parsing import conf_dir, known_keys, unknown_key
+from bsweep.config.parsing import known_keys, unknown_key
 from bsweep.config.run import GROUPS, RunConfig
-from bsweep.config.values import ConfigError, did_you_mean, shortened, show
+from bsweep.config.values import ConfigError, did_you_mean, shortened
 from bsweep.core.whole_files import is_full
 
 MOST_POINTS = 1_000_000  # in one sweep, which plans all points before it starts one
 _TOP_KEYS = frozenset(field.name for field in fields(RunConfig)) - set(GROUPS)
 _FIRST_PARTS = {key.partition(".")[0] for key in known_keys()}
-_EXPERIMENT = "experiment"
 # Keys by which Hydra runs jobs, in place of bsweep: all but those that name axes or folders.
 _HYDRAS_OWN = re.compile(r"hydra(?![./](sweeper\.params|searchpath)\b|\w)")
 _GRAMMAR = re.compile(r"""["'\\$(){}]""")  # values with these must be quoted by the user
@@ -83,15 +82,9 @@ def read(arguments: Sequence[str]) -> Words:
 
 
 def _misspelled(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield messages about assignments that are typed with leading dashes, with blanks around the
-    '=', or by a script with Windows line ends. Each message has the form that bsweep takes.
+    """Yield messages about assignments that are typed with leading dashes or with blanks around the
+    '='. Each message has the form that bsweep takes.
     """
-    if any("\r" in argument for argument in arguments):
-        yield (
-            "an argument ends in a carriage return: the script that holds this command, or a file "
-            "that it reads, has Windows line ends. Remove them: sed -i 's/\\r$//' FILE"
-        )
-        return
     for place, argument in enumerate(arguments):
         key, equals, value = argument.partition("=")
         if argument.startswith("--") and key.lstrip("-").partition(".")[0] in _FIRST_PARTS:
@@ -172,9 +165,15 @@ def parse(texts: Sequence[str], loader: ConfigLoader) -> dict[str, list[Setting]
         try:
             override = parser.parse_override(text)
             override.config_loader = loader
-            values = _settings(override)
-            problems += _problems(shortened(text), override, values)
-            if not override.is_hydra_override():
+            values, key = _settings(override), override.key_or_group
+            is_choice = key in (*GROUPS, "experiment") and not override.is_delete()
+            if not key or not values:
+                problems.append(f"{shortened(text)}: no key before the '=', or no value that fits.")
+            elif _HYDRAS_OWN.match(key):
+                problems.append(_leave_out(shortened(text), key))
+            elif is_choice and not all(isinstance(v.value, str | dict) and v.value for v in values):
+                problems.append(f"{shortened(text)}: give {key}=NAME.")
+            elif not override.is_hydra_override():
                 settings[override.get_key_element()] = values
         except (HydraException, ValueError, RecursionError) as error:
             problems.append(_unreadable(text, error))
@@ -225,57 +224,20 @@ def _is_plain_key(key: str) -> bool:
 def is_simple(value: object) -> bool:
     """Return True for a number, a text, a truth or nothing, and for a list of them."""
     values = value if isinstance(value, list) else [value]
-    return all(one is None or isinstance(one, str | int | float) for one in values)
+    return all(item is None or isinstance(item, str | int | float) for item in values)
 
 
 def _unreadable(text: str, error: Exception) -> str:
-    key, equals, value = text.partition("=")
+    key, equals, _ = text.partition("=")
     if not equals and not text.startswith("~"):
         return f"{shortened(text)}: neither a flag nor KEY=VALUE."
     if not key.strip("+~"):
         return f"{shortened(text)}: no key before the '='."
-    if value.endswith(","):
-        return f"{shortened(text)}: remove the comma at the end: {shortened(text.rstrip(','))}"
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    said = f"{shortened(text)}: Hydra cannot read it ({shortened(reason)})."
-    if re.search(r"[()'\"]", value) or len(value) > 120 or not key.isascii():
-        return said
     return (
-        f"{said} Quote a value with characters other than letters, digits and . _ - + / : % @ both "
-        f"for Hydra and for the shell: {key}=\"'{value}'\"."
+        f"{shortened(text)}: Hydra cannot read it ({shortened(reason)}). Quote other characters "
+        "than letters, digits and . _ - + / : % @ for Hydra and for the shell: KEY=\"'VALUE'\"."
     )
-
-
-def _problems(text: str, override: Override, settings: Sequence[Setting]) -> Iterator[str]:
-    key = override.key_or_group
-    if not key:
-        yield f"{text}: no key before the '='."
-    elif not settings:
-        yield f"{text}: no value fits. Give one at least."
-    elif _HYDRAS_OWN.match(key):
-        yield _leave_out(text, key)
-    elif key in (*GROUPS, _EXPERIMENT) or "/" in key:
-        values = [setting.value for setting in settings]
-        if problem := _problem_of_group(key, override, values):
-            known = sorted(path.stem for path in (conf_dir() / key).glob("*.yaml"))
-            yield f"{text}: {problem}. Give {key}=NAME. Known: {', '.join(known) or 'none'}."
-
-
-def _problem_of_group(key: str, override: Override, values: Sequence[object]) -> str:
-    """Return the reason why an override chooses no variant of a group; an empty text if it does, or
-    if it sets keys of the group.
-    """
-    is_optional = key == _EXPERIMENT
-    if override.is_delete():
-        return "" if is_optional else f"every run needs {key}"
-    if isinstance(values[0], dict):
-        return ""
-    if "/" not in key and (override.is_add() or override.is_force_add()):
-        return f"{key} is there already: leave out the '+'"
-    for name in values:
-        if not (name and isinstance(name, str)) and not (name is None and is_optional):
-            return f"{shortened(show(name)) or 'nothing'} is not a name"
-    return ""
 
 
 def refuse_hydras_own(hydra: DictConfig) -> None:

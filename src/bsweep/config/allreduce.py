@@ -18,3 +18,6 @@ class AllReduceConfig(StrategyConfig):
     kind_can: ClassVar[Capabilities] = Capabilities(
         launchers=("torchrun",), takes_codecs=True, replicates=True
     )
+
+
+NATIVE = AllReduceConfig(name="allreduce", algorithm="native")

@@ -5,16 +5,13 @@ takes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Card, clash
+from bsweep.config.card import Card, Point, clash
 from bsweep.config.user_code import UserCode
 from bsweep.config.values import AtLeastOne, Count, Positive, Share
-
-if TYPE_CHECKING:
-    from bsweep.config.run import RunConfig
 
 # The largest ratio between a batch and the configured one, where no bound is given.
 _MOST_FACTOR = 16
@@ -44,7 +41,7 @@ class BatchingConfig(Card):
     graphs of that batch.
     """
 
-    def problems_with_data(self, point: RunConfig, num_train: int) -> Iterator[str]:
+    def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
         """Yield an error message, with the remedy, if a bound of this policy is larger than the
         training set of `num_train` examples.
         """
@@ -65,7 +62,7 @@ class DecidingConfig(BatchingConfig):
 
     goes_on_elsewhere: ClassVar[bool] = False
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         if point.allocation.adapts:
             remedy = "both would set the local steps. Leave one of them out."
             yield clash(point, "allocation.adapt_every batching", remedy)
@@ -85,7 +82,7 @@ class ChangingConfig(DecidingConfig):
     an empty text if it allows one.
     """
 
-    def bounds(self, point: RunConfig) -> tuple[int, int]:
+    def bounds(self, point: Point) -> tuple[int, int]:
         """Return the smallest and the largest global batch, in examples, that this policy may
         choose. A bound that is not given lies within a fixed factor of the configured batch.
         """
@@ -93,24 +90,20 @@ class ChangingConfig(DecidingConfig):
         least = min(configured, max(self._least_batch(point), -(-configured // _MOST_FACTOR)))
         return self.min_global_batch or least, self.max_global_batch or configured * _MOST_FACTOR
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if not all(point.local_batches):
             return  # the global batch is too small for the workers, which the point itself says
         configured, (least, most) = point.examples_per_step, self.bounds(point)
         if not least <= configured <= most:
-            key, bound = ("min", least) if configured < least else ("max", most)
             yield (
-                f"batching.{key}_global_batch={bound} excludes the global batch of {configured} "
-                "with which the run begins: leave it out, or use another batch."
+                f"batching.min_global_batch={least} to max_global_batch={most} excludes the global "
+                f"batch of {configured} with which the run begins: use another bound, or batch."
             )
         smallest = self._least_batch(point)
         if self.min_global_batch is not None and self.min_global_batch < smallest:
-            yield (
-                f"batching.min_global_batch={self.min_global_batch} is too small for "
-                f"num_workers={point.num_workers}, which needs {smallest} (two examples a worker "
-                "with BatchNorm, or if one alone measures the noise): use more, or leave it out."
-            )
+            remedy = f"use {smallest} or more, for each worker's part, or leave it out."
+            yield clash(point, "batching.min_global_batch num_workers", remedy)
         if self._needs_halves(point) and configured < 2:
             yield f"batching={self.name} with one example in a step: {_HALVES}."
         largest = max(point.local_batches)
@@ -121,7 +114,7 @@ class ChangingConfig(DecidingConfig):
             remedy = f"{self.fits_batch_to_rate}. Use optimizer.lr_rule=fixed."
             yield clash(point, "optimizer.lr_rule batching", remedy)
 
-    def _least_batch(self, point: RunConfig) -> int:
+    def _least_batch(self, point: Point) -> int:
         """Return the smallest global batch of which every worker gets one example or more, or two
         or more where the model may have BatchNorm or a lone worker has to measure the gradient
         noise.
@@ -134,13 +127,13 @@ class ChangingConfig(DecidingConfig):
         needs_two = self._needs_halves(point) or point.model.has_batchnorm is not False
         return -(-(2 if needs_two else 1) * sum(point.local_batches) // min(point.local_batches))
 
-    def _needs_halves(self, point: RunConfig) -> bool:
+    def _needs_halves(self, point: Point) -> bool:
         """Return True if a lone worker has to measure the gradient noise for its policy or its
         learning-rate rule. It compares the two halves of its batch.
         """
         return point.num_workers == 1 and (self.measures_noise or point.optimizer.measures_noise)
 
-    def problems_with_data(self, point: RunConfig, num_train: int) -> Iterator[str]:
+    def problems_with_data(self, point: Point, num_train: int) -> Iterator[str]:
         if self.max_global_batch is not None and self.max_global_batch > num_train:
             yield (
                 f"batching.max_global_batch={self.max_global_batch} is larger than the training "
@@ -169,10 +162,8 @@ class ScheduleConfig(ChangingConfig):
             else ""
         )
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        if self.factor == 1:
-            yield "batching.factor=1 changes nothing: use batching.factor=2, or batching=fixed."
         if self.factor < 1 and self.rate == "seesaw":
             remedy = "Seesaw grows the batch. Use batching.factor=2."
             yield clash(point, "batching.rate batching.factor", remedy)
@@ -191,7 +182,7 @@ class RaiseInsteadOfDecayConfig(ChangingConfig):
         "raise the rate"
     )
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if point.optimizer.schedule != "multistep":
             remedy = "Use optimizer.schedule=multistep 'optimizer.milestones=[30,40]'."

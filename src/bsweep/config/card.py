@@ -6,22 +6,21 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ConfigDict
+from typing_extensions import Self, dataclass_transform
 
 from bsweep.config.values import show
 
 if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-
     from bsweep.config.run import RunConfig
-else:
 
-    def dataclass_transform(**_: bool) -> Callable[[type], type]:
-        return lambda cls: cls
+    Point = RunConfig
+else:
+    Point = object  # cards cannot import it
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -64,7 +63,15 @@ class Card(Schema):
         """
         return ()
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def resolved(self) -> Self:
+        """Return this card with a fingerprint of the files that it names, if it names any.
+
+        Raises:
+            ConfigError: If a file, or a command, cannot be found.
+        """
+        return self
+
+    def problems(self, point: Point) -> Iterator[str]:
         """Yield an error message, with the remedy, for each conflict of this card's settings with
         each other or with the rest of a point.
 
@@ -76,7 +83,7 @@ class Card(Schema):
         """
         yield from ()
 
-    def warnings(self, point: RunConfig) -> Iterator[str]:
+    def warnings(self, point: Point) -> Iterator[str]:
         """Yield a warning for each doubt about the settings of this card in a point that can run.
 
         Args:
@@ -88,7 +95,7 @@ class Card(Schema):
         yield from ()
 
 
-def clash(point: RunConfig, keys: str, remedy: str) -> str:
+def clash(point: Point, keys: str, remedy: str) -> str:
     """Return an error message about values of a point that contradict each other.
 
     Args:
@@ -112,5 +119,5 @@ def load_object(target: str) -> Any:
         The attribute or the module.
     """
     module, _, name = target.partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, name) if name else found
+    imported = importlib.import_module(module)
+    return getattr(imported, name) if name else imported

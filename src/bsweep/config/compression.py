@@ -5,17 +5,14 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import clash
+from bsweep.config.card import Point
 from bsweep.config.groups import CodecConfig
 from bsweep.config.user_code import UserCode
 from bsweep.config.values import Count, Density, Positive
-
-if TYPE_CHECKING:
-    from bsweep.config.run import RunConfig
 
 
 class NoCompressionConfig(CodecConfig):
@@ -27,11 +24,6 @@ class FP16Config(CodecConfig):
 
     builds: ClassVar[str] = "bsweep.compression.fp16:FP16"
     summed_share: ClassVar[float | None] = 0.5
-
-    def problems(self, point: RunConfig) -> Iterator[str]:
-        yield from super().problems(point)
-        if point.precision == "fp64":
-            yield clash(point, "precision compression", "use only one of them.")
 
 
 class SparseConfig(CodecConfig):
@@ -47,7 +39,7 @@ class SparseConfig(CodecConfig):
         mean = (sum(warmup) + self.density * (epochs - len(warmup))) / epochs
         return 2 * mean  # a value and its index
 
-    def warnings(self, point: RunConfig) -> Iterator[str]:
+    def warnings(self, point: Point) -> Iterator[str]:
         if len(self.warmup_densities) >= point.epochs:
             yield (
                 f"compression.density={self.density:g} is never reached: the densities of the "

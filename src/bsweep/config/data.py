@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from bsweep.config.card import Point
 from bsweep.config.groups import DataConfig
 from bsweep.config.user_code import UserCode
-from bsweep.config.values import Count, Kind, Natural, PathName, Share, Side, Width, show
-
-if TYPE_CHECKING:
-    from bsweep.config.run import RunConfig
-
-_MOST_BYTES = 2**40  # largest size of synthetic data
+from bsweep.config.values import Count, Kind, Natural, PathName, Share, Side, Width
 
 
 class ImageConfig(DataConfig):
@@ -43,7 +38,7 @@ class ImageConfig(DataConfig):
         side: int | None = getattr(self, "side", None)
         return side
 
-    def warnings(self, point: RunConfig) -> Iterator[str]:
+    def warnings(self, point: Point) -> Iterator[str]:
         yield from super().warnings(point)
         padding, side = self.crop_padding, self.shorter_side
         if padding and side and 4 * padding > side:
@@ -69,10 +64,7 @@ class Cifar10Config(ImageConfig):
     builds: ClassVar[str] = "bsweep.data.torchvision"
     needs: ClassVar[tuple[str, ...]] = ("safetensors",)
     changes_no_number: ClassVar[tuple[str, ...]] = ("download",)
-
-    @property
-    def shorter_side(self) -> int:
-        return 32
+    shorter_side: ClassVar[int] = 32
 
 
 class ImageFolderConfig(ImageConfig):
@@ -107,14 +99,6 @@ class SyntheticConfig(ImageConfig):
     @property
     def shorter_side(self) -> int:
         return min(self.shape[1:])
-
-    def problems(self, point: RunConfig) -> Iterator[str]:
-        yield from super().problems(point)
-        if (num_bytes := (self.num_train + self.num_test) * math.prod(self.shape)) > _MOST_BYTES:
-            yield (
-                f"data.num_train={self.num_train} and data.num_test={self.num_test} of data.shape="
-                f"{show(self.shape)} take {num_bytes / 2**40:,.1f} TiB of each worker: use fewer."
-            )
 
 
 TorchvisionDataset = Literal[

@@ -8,10 +8,12 @@ The cards of the variants are in the modules of the groups, such as `config.stra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
+
+from typing_extensions import Self
 
 from bsweep.config.capabilities import Capabilities
-from bsweep.config.card import Card, clash
+from bsweep.config.card import Card, Point, clash
 from bsweep.config.values import (
     Count,
     Kind,
@@ -25,11 +27,6 @@ from bsweep.config.values import (
     Slowdown,
     show,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from bsweep.config.run import RunConfig
 
 
 class DataConfig(Card):
@@ -103,23 +100,11 @@ class ModelConfig(Card):
         """
         return self.block_names
 
-    def resolved(self) -> Self:
-        """Return this card with the hash of its file of pretrained weights, if it names one.
-
-        Returns:
-            A card of the same class.
-
-        Raises:
-            ConfigError: If the file cannot be read.
-        """
-        return self
-
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         if self.has_batchnorm:
             yield from self.lone_examples(point)
         yield from self.problems_of_parts(point.strategy, point.num_workers)
-        kinds = {self.learns_from, point.data.consists_of}
-        if kinds == {"images", "text"}:
+        if {self.learns_from, point.data.consists_of} == {"images", "text"}:
             yield (
                 f"model={self.name} learns from {self.learns_from}, but data={point.data.name} "
                 f"holds {point.data.consists_of}: use model=llama_tiny with data=text "
@@ -147,9 +132,9 @@ class ModelConfig(Card):
         uneven = [str(number) for number in self.divided if parts and number % parts]
         if strategy.can.splits_layers and uneven:
             yield (
-                f"model={self.name} with strategy={strategy.name}: the {parts} workers of a "
-                f"replica cannot divide {' and '.join(uneven)} evenly (values between large "
-                "layers, or heads). Use fewer workers, or more strategy.replicas."
+                f"model={self.name} with strategy={strategy.name}: {parts} workers of a replica "
+                f"cannot divide {' and '.join(uneven)} evenly. Use fewer workers, or more "
+                "strategy.replicas."
             )
 
     @property
@@ -160,7 +145,7 @@ class ModelConfig(Card):
         """
         return ()
 
-    def lone_examples(self, point: RunConfig) -> Iterator[str]:
+    def lone_examples(self, point: Point) -> Iterator[str]:
         """Yield an error message if a worker would get local batches of one example, which are too
         small for a model with BatchNorm.
 
@@ -172,11 +157,11 @@ class ModelConfig(Card):
         """
         batches, number = point.local_batches, point.strategy.num_microbatches
         if number in batches:
-            batch = show(batches) if len({*batches}) > 1 else f"local_batch={number}"
+            batch = number if {*batches} == {number} else batches
             parts = f" in strategy.microbatches={number}" if number > 1 else ""
             yield (
-                f"{batch}{parts} with model={self.name}: BatchNorm needs two examples or more at a "
-                f"time. Use larger batches, such as local_batch={2 * number}."
+                f"local_batch={show(batch)}{parts} with model={self.name}: BatchNorm needs two "
+                f"examples or more at a time. Use local_batch={2 * number}."
             )
 
     def check_num_classes(self, num_classes: int) -> None:
@@ -208,6 +193,9 @@ class OptimizerConfig(Card):
 
     needs_global_norm: ClassVar[bool] = False
 
+    needs_layer_norms: ClassVar[bool] = False
+    """True if a step of this optimizer needs whole layers, as the norms of LARS and LAMB do."""
+
     known_for_fednova: ClassVar[bool] = False
     """True if FedNova's paper says how to count the steps of this optimizer."""
 
@@ -215,11 +203,6 @@ class OptimizerConfig(Card):
     def vectors_of_state(self) -> int | None:
         """The number of parameter-sized vectors of its state, such as momentum; None if unknown."""
         return None
-
-    @property
-    def needs_layer_norms(self) -> bool:
-        """True if a step of this optimizer needs whole layers, as the norms of LARS and LAMB do."""
-        return False
 
     @property
     def rate_follows_batch(self) -> bool:
@@ -231,7 +214,7 @@ class OptimizerConfig(Card):
         """True if the learning-rate rule uses the measured gradient noise."""
         return self.lr_rule == "adascale"
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         if self.schedule == "multistep" and not self.milestones:
             yield "optimizer.schedule=multistep needs epochs: optimizer.milestones=[30,40]."
         if self.warmup_epochs > point.epochs:
@@ -246,6 +229,19 @@ class StrategyConfig(Card):
     kind_can: ClassVar[Capabilities] = Capabilities()
     """Capabilities of the strategy, from which `can` starts; `can` sets those that depend on the
     strategy's settings.
+    """
+
+    vectors_held: ClassVar[int] = 0
+    """The number of parameter-sized vectors that a worker needs for this strategy in addition to
+    those that a probe measures.
+
+    A probe runs the strategy `in_probe`. The vectors of the model and its optimizer are not
+    counted.
+    """
+
+    vectors_of_first_step: ClassVar[int] = 0
+    """The number of the vectors counted by `vectors_held` that a worker allocates only at its first
+    step.
     """
 
     @property
@@ -414,23 +410,6 @@ class StrategyConfig(Card):
         """
         return self
 
-    @property
-    def vectors_held(self) -> int:
-        """The number of parameter-sized vectors that a worker needs for this strategy in addition
-        to those that a probe measures.
-
-        A probe runs the strategy `in_probe`. The vectors of the model and its optimizer are not
-        counted.
-        """
-        return 0
-
-    @property
-    def vectors_of_first_step(self) -> int:
-        """The number of the vectors counted by `vectors_held` that a worker allocates only at its
-        first step.
-        """
-        return 0
-
     def num_parts(self, num_workers: int) -> int:
         """Return the number of workers over which each replica of the model is split.
 
@@ -454,7 +433,7 @@ class StrategyConfig(Card):
         """
         return (self.num_parts(num_workers),) * 3
 
-    def rate_batch(self, point: RunConfig, rank: int) -> float:
+    def rate_batch(self, point: Point, rank: int) -> float:
         """Return the batch size, in examples per optimizer step, from which the learning-rate rules
         `linear` and `sqrt` compute a worker's learning rate.
 
@@ -487,7 +466,7 @@ class StrategyConfig(Card):
             ValueError: If the variables differ from what the card needs.
         """
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         if why_not := point.launch.why_not(self):
             yield why_not
         if point.evaluate_every_examples and self.can.why_apart:
@@ -529,13 +508,13 @@ class CodecConfig(Card):
         """
         return None
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         can = point.strategy.can
         if self.builds and not can.takes_codecs:
             remedy = f"it takes no codec.{can.own_compression} Use strategy=horovod or allreduce."
             yield clash(point, "compression strategy", remedy)
 
-    def warnings(self, point: RunConfig) -> Iterator[str]:
+    def warnings(self, point: Point) -> Iterator[str]:
         """Yield a warning if a worker sends at least as many bytes with this codec as in a ring
         all-reduce without a codec. This can happen if the codec has a `payload_share`: then every
         worker gets every other worker's compressed gradient.
@@ -591,13 +570,12 @@ class AllocationConfig(Card):
         """True if the allocation may change the workers' numbers of local steps during a run."""
         return False
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         size = point.data_parallel_size
         for key in ("local_batches", "local_steps"):
             values = getattr(self, key)
             if values is not None and len(values) != size:
-                whose = "worker" if size == point.num_workers else "replica of the split model"
-                remedy = f"it has {len(values)} numbers. Give one for each {whose}."
+                remedy = f"it has {len(values)} numbers. Give {size}."
                 yield clash(point, f"allocation.{key} num_workers", remedy)
         if not point.strategy.can.takes_local_steps and (self.shares_steps or self.local_steps):
             keys = "allocation strategy" if self.shares_steps else "allocation.local_steps strategy"
@@ -606,23 +584,20 @@ class AllocationConfig(Card):
         if point.global_batch is not None:
             yield from self._batch_problems(point, point.global_batch)
 
-    def _batch_problems(self, point: RunConfig, global_batch: int) -> Iterator[str]:
+    def _batch_problems(self, point: Point, global_batch: int) -> Iterator[str]:
         passes, workers = point.accumulation_steps, point.data_parallel_size
-        if self.local_batches is not None:
-            if point.examples_per_step != global_batch:
-                yield (
-                    f"allocation.local_batches={show(self.local_batches)} x accumulation_steps="
-                    f"{passes} sum to {point.examples_per_step}, but global_batch={global_batch}: "
-                    f"give global_batch={point.examples_per_step}, or other batches."
-                )
-            return
         parts, least = passes * (1 if self.shares_batches else workers), passes * workers
-        if global_batch % parts or global_batch < least:
-            nearest = max(least, round(global_batch / parts) * parts)
-            yield (
-                f"global_batch={global_batch} cannot be divided among num_workers={workers} with "
-                f"accumulation_steps={passes}: use a multiple of {parts}, {least} or "
-                f"more, such as global_batch={nearest}."
+        if self.local_batches is None:
+            if global_batch % parts or global_batch < least:
+                yield (
+                    f"global_batch={global_batch} cannot be divided among num_workers={workers} "
+                    f"with accumulation_steps={passes}: use a multiple of {parts}, {least} or more."
+                )
+        elif point.examples_per_step != global_batch:
+            yield clash(
+                point,
+                "allocation.local_batches accumulation_steps global_batch",
+                f"the batches sum to {point.examples_per_step}. Give this global_batch.",
             )
 
 
@@ -675,7 +650,7 @@ class LaunchConfig(Card):
             f"launch={' or '.join(launchers)}."
         )
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         for key in ("slowdown", "memory_limit_mb"):
             values = getattr(self, key)
             if values is not None and len(values) != point.num_workers:

@@ -4,6 +4,7 @@ list is a text, perhaps with SLURM's brackets, or a file.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from itertools import product
@@ -26,9 +27,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _SLOTS = re.compile(r"[1-9]\d{0,3}")
 _HOST = f"{_NAME.pattern}:{_SLOTS.pattern}"
 _FORM = (
-    "not of the form h1:4,h2:4 (host:slots, 1 to 9999 slots; names of letters, digits, '.', '_' or "
-    "'-', the first a letter or digit; h[1-4,7]:2 for h1:2,h2:2,h3:2,h4:2,h7:2; @FILE for a file "
-    "of such lines; slurm for the hosts of an allocation)"
+    "not of the form h1:4,h2:4 (host:slots, 1 to 9999 slots), h[1-4,7]:2, @FILE (a file of such "
+    "lines, or of h1 slots=4) or slurm"
 )
 
 
@@ -43,12 +43,7 @@ def spelled_out(given: str) -> str:
     if given == SLURM:
         return given
     entries = _of_file(Path(given[1:])) if given.startswith("@") else _of_list(given)
-    hosts: list[str] = []
-    for names, slots in entries:
-        hosts += [f"{name}:{slots}" for name in names]
-        if len(hosts) > _MOST_HOSTS:
-            raise ValueError(f"there are more than {_MOST_HOSTS:,} hosts: name fewer hosts")
-    return ",".join(hosts)
+    return ",".join(f"{name}:{slots}" for names, slots in entries for name in names)
 
 
 Hosts = Annotated[str, AfterValidator(spelled_out)]
@@ -90,26 +85,20 @@ def _of_file(path: Path) -> Iterator[tuple[list[str], str]]:
     try:
         lines = path.expanduser().read_text("utf-8", "replace").splitlines()
     except (OSError, RuntimeError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ValueError(
-            f"the file of hosts cannot be read ({why}): name a file that can be read"
-        ) from None
+        reason = getattr(error, "strerror", error)
+        raise ValueError(f"the file cannot be read ({reason}): name another") from None
     entries = [(number, line.partition("#")[0].strip()) for number, line in enumerate(lines, 1)]
     if not any(entry for _, entry in entries):
         raise ValueError("the file names no host: give it a line such as h1 slots=4 for each host")
     for number, entry in entries:
-        if entry:
-            found = _LINE.fullmatch(entry)
-            try:
-                yield from _of_list(f"{found[1]}:{found[2]}" if found else entry)
-            except ValueError as error:
-                why = str(error)
-                if why == _FORM:
-                    why = "not of the form h1 slots=4 or h1:4 (a host and its 1 to 9999 slots)"
-                raise ValueError(f"line {number}, {shortened(entry)!r}: {why}") from None
+        try:
+            if entry:
+                yield from _of_list(_LINE.sub(r"\1:\2", entry))
+        except ValueError as error:
+            raise ValueError(f"line {number}, {shortened(entry)!r}: {error}") from None
 
 
-_LINE = re.compile(r"([^\s:]+)\s+slots\s*=\s*(\d+)(?:\s+max[-_]slots\s*=\s*\d+)?")
+_LINE = re.compile(r"^([^\s:]+)\s+slots\s*=\s*(\d+)(?:\s+max[-_]slots\s*=\s*\d+)?$")
 
 
 def _parts(text: str) -> list[str]:
@@ -121,10 +110,7 @@ def _names(entry: str) -> list[str]:
     """Return the host names that an entry of a list of hosts, such as `a[1-4,7]-ib`, stands for."""
     pieces = re.split(r"\[([^\[\]]*)\]", entry)  # fixed text and number ranges alternate
     numbered = [_numbers(piece) if place % 2 else [piece] for place, piece in enumerate(pieces)]
-    total = 1
-    for choices in numbered:
-        total *= len(choices)
-    if total > _MOST_HOSTS:
+    if math.prod(map(len, numbered)) > _MOST_HOSTS:
         raise ValueError(f"there are more than {_MOST_HOSTS:,} hosts: name fewer hosts")
     names = ["".join(chosen) for chosen in product(*numbered)]
     if not all(_NAME.fullmatch(name) for name in names):
@@ -138,13 +124,13 @@ def _numbers(ranges: str) -> list[str]:
     """
     numbers: list[str] = []
     for number_range in ranges.split(","):
-        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", number_range)
-        if not found:
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", number_range)
+        if not match:
             raise ValueError(_FORM)
-        first, last = int(found[1]), int(found[2] or found[1])
+        first, last = int(match[1]), int(match[2] or match[1])
         if first > last:
             raise ValueError(f"[{number_range}] counts down: give the smaller number first")
         if last - first >= _MOST_HOSTS:
             raise ValueError(f"there are more than {_MOST_HOSTS:,} hosts: name fewer hosts")
-        numbers += [f"{number:0{len(found[1])}d}" for number in range(first, last + 1)]
+        numbers += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
     return numbers

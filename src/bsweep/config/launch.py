@@ -6,12 +6,12 @@ import math
 import os
 from collections.abc import Iterator
 from itertools import chain, cycle, groupby, islice
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from bsweep.config import slurm
-from bsweep.config.card import clash
+from bsweep.config.card import Point, clash
 from bsweep.config.groups import LaunchConfig, StrategyConfig
 from bsweep.config.hosts import SLURM, Hosts, same_name
 from bsweep.config.values import (
@@ -25,9 +25,6 @@ from bsweep.config.values import (
     Variable,
 )
 
-if TYPE_CHECKING:
-    from bsweep.config.run import RunConfig
-
 
 class InlineConfig(LaunchConfig):
     name: Literal["inline"]
@@ -35,7 +32,7 @@ class InlineConfig(LaunchConfig):
     builds: ClassVar[str] = "bsweep.launch.inline:Inline"
     starts_processes: ClassVar[bool] = False
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         if point.num_workers > 1:
             yield clash(point, "launch num_workers", "it runs one worker. Leave launch out.")
         yield from super().problems(point)
@@ -99,7 +96,7 @@ class SshConfig(ProcessesConfig):
     def named_hosts(self) -> str | None:
         return slurm.hosts(os.environ) if self.uses_allocation else self.hosts
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         if self.hosts and self.parallel != 1:
             remedy = "points run at the same time on one machine only. Leave one of them out."
             yield clash(point, "launch.parallel launch.hosts", remedy)
@@ -133,10 +130,7 @@ class SrunConfig(ProcessesConfig):
 
     builds: ClassVar[str] = "bsweep.launch.srun:Srun"
     gives_gpus: ClassVar[bool] = True
-
-    @property
-    def uses_allocation(self) -> bool:
-        return True
+    uses_allocation: ClassVar[bool] = True
 
     @property
     def named_hosts(self) -> str | None:

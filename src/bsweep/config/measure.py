@@ -5,12 +5,8 @@ a measurement is impossible.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from bsweep.config.card import Schema
-
-if TYPE_CHECKING:
-    from bsweep.config.run import RunConfig
+from bsweep.config.card import Point, Schema
 
 _NOT_IN_STEP = "its workers do not step together. Use strategy=horovod, allreduce or ddp"
 _CHANGES = "a codec changes the gradient. Use compression=none"
@@ -25,7 +21,7 @@ class MeasureConfig(Schema):
 
     noise_scale: bool = False
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         """Yield an error message, with the remedy, for each measurement that is configured but
         impossible in a point.
         """

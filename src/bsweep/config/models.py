@@ -6,11 +6,12 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import Self
 
-from bsweep.config.card import clash
+from bsweep.config.card import Point, clash
 from bsweep.config.groups import ModelConfig
 from bsweep.config.user_code import Options, UserCode
 from bsweep.config.values import (
@@ -20,15 +21,10 @@ from bsweep.config.values import (
     Kind,
     PathName,
     Width,
-    did_you_mean,
     show,
+    unreadable,
 )
 from bsweep.core.checksums import sha256_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from bsweep.config.run import RunConfig
 
 
 class ResNet18Config(ModelConfig):
@@ -51,10 +47,7 @@ class VGG16Config(ModelConfig):
     tensor_plan: ClassVar[str] = "bsweep.models.zoo:tensor_plan_of_vgg16"
     pieces: ClassVar[str] = "bsweep.models.zoo:pieces_of_vgg16"
     casts_images_first: ClassVar[bool] = True
-
-    @property
-    def divided(self) -> tuple[int, ...]:
-        return (4096,)
+    divided: ClassVar[tuple[int, ...]] = (4096,)
 
 
 class TinyCNNConfig(ModelConfig):
@@ -85,7 +78,7 @@ class LlamaConfig(ModelConfig):
     pieces: ClassVar[str] = "bsweep.models.llama:pieces"
     learns_from: ClassVar[Kind] = "text"
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if self.hidden_size % (2 * self.num_heads):
             remedy = "use a multiple of twice the number of heads, whose size must be even."
@@ -128,13 +121,13 @@ class LibraryConfig(ModelConfig):
         path = Path(self.weights).expanduser().absolute()
         return replace(self, weights=str(path), weights_sha256=_sha256_of_weights(path))
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         for key in self.given:
             if key in self.options:
                 yield (
-                    f"model.options.{key}={show(self.options[key])}: leave it out. The data say "
-                    "the classes and channels, and model.weights=FILE names pretrained weights."
+                    f"model.options.{key}={show(self.options[key])}: leave it out. The data and "
+                    "model.weights=FILE say it."
                 )
 
 
@@ -143,10 +136,7 @@ def _sha256_of_weights(path: Path) -> str:
     try:
         return sha256_of(path)
     except OSError as error:
-        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*")])
-        raise ConfigError(
-            f"model.weights={path} cannot be read ({error.strerror}).{near} Name a local file."
-        ) from None
+        raise ConfigError(f"model.weights={unreadable(path, error)} Name a local file.") from None
 
 
 class TimmConfig(LibraryConfig):

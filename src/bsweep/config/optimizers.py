@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from bsweep.config.card import Point, clash
 from bsweep.config.groups import OptimizerConfig
 from bsweep.config.user_code import UserCode
-from bsweep.config.values import Fraction, LrRule, Positive, show
-
-if TYPE_CHECKING:
-    from bsweep.config.run import RunConfig
+from bsweep.config.values import Fraction, LrRule, Positive
 
 
 class MomentumConfig(OptimizerConfig):
@@ -26,7 +24,7 @@ class MomentumConfig(OptimizerConfig):
     def vectors_of_state(self) -> int:
         return int(self.momentum > 0)
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if self.nesterov and not self.momentum:
             yield "optimizer.nesterov=true needs momentum: set optimizer.momentum=0.9."
@@ -54,9 +52,7 @@ class AdamConfig(OptimizerConfig):
     betas: tuple[Fraction, Fraction]
     eps: Positive
 
-    @property
-    def vectors_of_state(self) -> int:
-        return 2
+    vectors_of_state: ClassVar[int] = 2
 
 
 class AdamWConfig(AdamConfig):
@@ -81,14 +77,13 @@ class OwnOptimizerConfig(UserCode, OptimizerConfig):
     builds: ClassVar[str] = "bsweep.numerics.optim:from_target"
     takes: ClassVar[tuple[str, ...]] = ("parameters", "lr")
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        for key in ("lr", "weight_decay"):
-            if key in self.options:
-                yield f"optimizer.options.{key}: give optimizer.{key}={show(self.options[key])}."
+        if "weight_decay" in self.options:
+            yield "optimizer.options.weight_decay: give optimizer.weight_decay=... instead."
 
     @property
-    def needs_layer_norms(self) -> bool:
+    def needs_layer_norms(self) -> bool:  # type: ignore[override]
         return self.by_layer
 
 
@@ -100,22 +95,17 @@ class ProgramOptimizerConfig(OptimizerConfig):
     name: Literal["program"]
     lr: Positive | None  # type: ignore[assignment]  # None: the program has a rate of its own
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         if self.lr_rule == "adascale":
-            yield (
-                "optimizer.lr_rule=adascale with program=own: bsweep gives the program one rate. "
-                "Use lr_rule=linear or sqrt."
-            )
+            remedy = "bsweep gives the program one rate. Use lr_rule=linear or sqrt."
+            yield clash(point, "optimizer.lr_rule program", remedy)
         if self.lr is None and self.lr_rule != "fixed":
-            yield (
-                f"optimizer.lr_rule={self.lr_rule} with program=own needs a rate to scale: give "
-                "optimizer.lr=0.1, and {lr} in program.command."
-            )
+            remedy = "it needs a rate to scale. Give optimizer.lr=0.1, and {lr} in program.command."
+            yield clash(point, "optimizer.lr_rule program", remedy)
         if self.schedule != "constant" or self.warmup_epochs or self.weight_decay:
-            yield (
-                "optimizer.schedule, warmup_epochs and weight_decay with program=own: leave them "
-                "out. program.options.NAME=... passes values on to the program."
-            )
+            remedy = "leave them out; program.options.NAME=... passes values on to the program."
+            keys = "optimizer.schedule optimizer.warmup_epochs optimizer.weight_decay program"
+            yield clash(point, keys, remedy)
 
 
 AnyOptimizer = Annotated[

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from bsweep.config.capabilities import Capabilities
-from bsweep.config.card import clash
+from bsweep.config.card import Point, clash
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.values import Count, Natural, Processes
-
-if TYPE_CHECKING:
-    from bsweep.config.run import RunConfig
 
 
 class ParameterServerConfig(StrategyConfig):
@@ -81,7 +78,7 @@ class ParameterServerConfig(StrategyConfig):
             loads[servers[layer]] += sizes[layer]
         return servers
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if (self.consistency == "stale_synchronous") != (self.staleness is not None):
             remedy = "stale_synchronous needs a number such as 3. Leave it out with others."

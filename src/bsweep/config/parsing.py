@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bsweep.config.rules import refuse_contradictions
 from bsweep.config.run import RunConfig, names, variants
-from bsweep.config.values import ConfigError, abbreviated, did_you_mean, shortened, show
+from bsweep.config.values import ConfigError, did_you_mean, shortened, show
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
 
@@ -88,17 +88,14 @@ def unknown_key(key: str) -> str:
 
 
 def _meant(key: str) -> str:
-    """Return ` Did you mean 'x'?` if a known key has the same last part, or one in the same group
-    is similar or an abbreviation, or any is similar; else an empty text.
+    """Return ` Did you mean 'x'?` if a known key has the same last part, or one, in the same group
+    at best, is similar; else an empty text.
     """
     group, _, name = key.rpartition(".")
-    others = [known for known in known_keys() if known != key]
-    within = [known for known in others if group and known.startswith(f"{group}.")]
-    alike = [known for known in others if known.partition(".")[2] == name]
-    short = abbreviated(name, [known.rpartition(".")[2] for known in within])
-    best = [f"{group}.{short}"] if short else alike
-    near = did_you_mean(key, within)
-    return near or (f" Did you mean '{best[0]}'?" if best else did_you_mean(key, others))
+    within = [known for known in known_keys() if group and known.startswith(f"{group}.")]
+    alike = [known for known in known_keys() if known.partition(".")[2] == name]
+    near = did_you_mean(key, within) or did_you_mean(key, known_keys())
+    return f" Did you mean '{alike[0]}'?" if alike else near
 
 
 @functools.cache
@@ -113,6 +110,7 @@ _NAME_FORM = "letters a to z, digits, '.', '_', '+' or '-', the first a letter o
 _FORMS = {
     "launch.network_interface": "a name such as eth0",
     "launch.environment": "names such as WANDB_API_KEY",
+    "program.metrics": "csv:FILE or jsonl:FILE",
 }
 
 
@@ -127,16 +125,12 @@ def _explain(problem: Any) -> str:
     key = ".".join(path)
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         return unknown_key(key)
-    if kind in ("missing", "missing_argument"):
-        return f"{key}: no value given."
+    if kind in ("missing", "missing_argument", "union_tag_not_found"):
+        choices = ", ".join(name for card in variants(key) for name in names(card))
+        return f"{key}: no value given." + (f" Known: {choices}." if choices else "")
     if kind == "union_tag_invalid":
         known = problem["ctx"]["expected_tags"]
         return f"{key}={shortened(show(value.get('name')))}: unknown. Known: {known}."
-    if kind == "union_tag_not_found":
-        return (
-            f"{key} has no name. Choose one: "
-            f"{', '.join(name for card in variants(key) for name in names(card))}."
-        )
     if kind == "json_invalid":
         return "a value holds bytes that are not UTF-8 text: give other names."
     if kind == "value_error":
@@ -152,29 +146,17 @@ def _explain(problem: Any) -> str:
             f"{key}={shortened(value)}: it has the wrong form. Use "
             f"{_FORMS.get(key.rstrip('.0123456789'), _NAME_FORM)}."
         )
-    several = f" {_several(key, value)}" if kind in ("int_type", "int_parsing") else ""
-    said = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
-    return f"{key}={shortened(show(value))}: {said}.{several}".rstrip()
-
-
-def _several(key: str, value: object) -> str:
-    """Return how to type several values of a key, if the given value is a list or looks like a
-    range of whole numbers, such as `1-4`; otherwise an empty text.
-    """
-    if isinstance(value, list) and value:
-        return f"For several values, type {key}={','.join(map(show, value))}"
-    ends = re.fullmatch(r"(\d+)(?:-|\.\.|:)(\d+)", value) if isinstance(value, str) else None
-    if not ends:
-        return ""
-    return f'For several values, type {key}=0,1,2 or "{key}=range({ends[1]},{int(ends[2]) + 1})"'
+    reason = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+    several = f" For several values, type {key}=1,2,4." if kind.startswith("int_") else ""
+    return f"{key}={shortened(show(value))}: {reason}.{several}"
 
 
 def _keys(schema: type, prefix: str = "") -> Iterator[str]:
     hints = typing.get_type_hints(schema)
-    for one in fields(schema):
-        yield f"{prefix}{one.name}"
-        hint = hints[one.name]
+    for field in fields(schema):
+        yield f"{prefix}{field.name}"
+        hint = hints[field.name]
         variants = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         for variant in variants:
             if is_dataclass(variant) and isinstance(variant, type):
-                yield from _keys(variant, f"{prefix}{one.name}.")
+                yield from _keys(variant, f"{prefix}{field.name}.")

@@ -12,23 +12,18 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from typing_extensions import Self
 
-from bsweep.config.card import Card, Schema
+from bsweep.config.card import Card, Point, Schema
 from bsweep.config.optimizers import scaled_rate
 from bsweep.config.user_code import Options
 from bsweep.config.values import ConfigError, Count, PathName, did_you_mean, show
 from bsweep.core.checksums import sha256_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from bsweep.config.run import RunConfig
 
 Worker = Literal["bsweep.train.worker", "bsweep.external.worker"]
 
@@ -42,7 +37,7 @@ class ProgramConfig(Card):
     is_own: ClassVar[bool] = False
     """True if the program loads data and trains by code that bsweep does not know."""
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         for group in ("data", "model", "optimizer", "strategy"):
             name = getattr(point, group).name
             if self.is_own != (name == "program"):
@@ -50,14 +45,6 @@ class ProgramConfig(Card):
                     f"{group}={name} with program={self.name}: a program of your own has its own "
                     f"{group}, and bsweep's has none. Leave {group} out, or add program=own."
                 )
-
-    def resolved(self) -> Self:
-        """Return this card with a fingerprint of the files that it names.
-
-        Raises:
-            ConfigError: If a file, or the command, cannot be found.
-        """
-        return self
 
     def keep(self, folder: Path) -> None:
         """Save the files that the card names in a folder of a run."""
@@ -92,11 +79,7 @@ _BRACES = re.compile(r"\{\{([A-Za-z_][\w.]*)\}\}|\{([A-Za-z_][\w.]*)\}")
 
 
 def _words_of(command: str) -> str:
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise ValueError(f"{error}: quote the command as in a shell") from error
-    if not words:
+    if not shlex.split(command):
         raise ValueError("the command is empty: give one such as 'python train.py'")
     return command
 
@@ -104,15 +87,7 @@ def _words_of(command: str) -> str:
 Command = Annotated[str, AfterValidator(_words_of)]
 Variables = Annotated[dict[str, str | int | float], BeforeValidator(lambda given: given or {})]
 
-
-def _metrics_of(text: str) -> str:
-    kind, colon, place = text.partition(":")
-    if not colon or not place or kind not in ("csv", "jsonl"):
-        raise ValueError("give a kind and a file: csv:FILE or jsonl:FILE")
-    return text
-
-
-Metrics = Annotated[str, AfterValidator(_metrics_of)]
+Metrics = Annotated[str, Field(pattern=r"^(csv|jsonl):.")]
 
 
 class FieldsConfig(Schema):
@@ -160,32 +135,20 @@ class OwnProgramConfig(ProgramConfig):
         if not path.is_dir():
             raise ConfigError(f"program.folder={path}: there is no such folder.")
         words = shlex.split(self.command)
-        if self.python and shutil.which(self.python) is None:
+        if not _BRACES.search(words[0]) and self._interpreter(words[0]) is None:
+            near = did_you_mean(words[0], [entry.name for entry in path.iterdir()])
             raise ConfigError(
-                f"program.python={self.python}: there is no such program. Give the path of an "
-                "interpreter, such as /opt/env/bin/python."
-            )
-        if not _is_braced(words[0]) and self._interpreter(words[0]) is None:
-            near = did_you_mean(words[0], [one.name for one in path.iterdir()])
-            raise ConfigError(
-                f"program.command={self.command}: the program {words[0]} is not found.{near} Give "
-                "its path, or 'python train.py' for a script."
-            )
-        script = Path(self._interpreter(words[0]) or "")
-        if script.is_file() and _first_line(script).endswith(b"\r\n"):
-            raise ConfigError(
-                f"program.command={self.command}: {words[0]} has Windows line ends, with which its "
-                f"first line names no interpreter. Remove them: sed -i 's/\\r$//' {words[0]}"
+                f"program.command={self.command}, program.python={show(self.python)}: the program "
+                f"{words[0]} is not found.{near} Give its path, or 'python train.py' for a script."
             )
         if words[0] in ("python", "python3") and len(words) > 1 and words[1].endswith(".py"):
             _refuse_missing(path, words[1], f"program.command={self.command}")
-        given = self.files
+        for name in self.files or ():
+            _refuse_missing(path, name, "program.files")
         written = path / (self.metrics or "").partition(":")[2]
-        named = tuple(one for one in words if (path / one).is_file() and path / one != written)
-        files = named if given is None else given
-        for one in given or ():
-            _refuse_missing(path, one, "program.files")
-        digests = {one: sha256_of(path / one) for one in files}
+        named = tuple(word for word in words if (path / word).is_file() and path / word != written)
+        files = named if self.files is None else self.files
+        digests = {name: sha256_of(path / name) for name in files}
         text = json.dumps(digests, sort_keys=True).encode()
         sha256 = hashlib.sha256(text).hexdigest() if files else None
         return replace(self, folder=str(path), files=files, files_sha256=sha256)
@@ -211,7 +174,7 @@ class OwnProgramConfig(ProgramConfig):
             return shutil.which(self.python or sys.executable)
         return shutil.which(word) or shutil.which(str(self.path / word))
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         defaults = {field.name: field.default for field in fields(point)}
         usual = {key: defaults[key] for key in _UNREAD} | _USUAL
@@ -227,9 +190,9 @@ class OwnProgramConfig(ProgramConfig):
         if point.local_batch or point.global_batch:
             yield from self._problems_of_texts(point)
 
-    def _problems_of_texts(self, point: RunConfig) -> Iterator[str]:
-        """Yield an error message for each wrong word in braces, and for each key that does not fit
-        the metrics that the program writes.
+    def _problems_of_texts(self, point: Point) -> Iterator[str]:
+        """Yield an error message for each wrong word in braces, and for metrics that bsweep could
+        not read.
         """
         values = values_of(point)
         try:
@@ -238,21 +201,14 @@ class OwnProgramConfig(ProgramConfig):
                 self.metrics_of(values)
         except ConfigError as error:
             yield from error.problems
-        named = [key for key, name in asdict(self.fields).items() if name is not None]
         if self.metrics is None:
-            if named:
-                yield (
-                    f"program.fields.{named[0]} without program.metrics: say what the program "
-                    "writes, as in program.metrics=csv:log.csv."
-                )
             return
         if getattr(point.data, "num_train", None) is None:
             yield f"program.metrics={self.metrics} needs an epoch's size: data.num_train=50000."
         if "{" not in self.metrics and getattr(point.launch, "parallel", 1) != 1:
             yield (
                 f"program.metrics={self.metrics} with launch.parallel: points would write the same "
-                "file. Use one for each point, such as csv:{run_folder}/log.csv, also in the "
-                "command."
+                "file. Use csv:{run_folder}/log.csv, also in the command."
             )
 
     def command_of(self, values: Mapping[str, Any]) -> list[str]:
@@ -308,24 +264,13 @@ class OwnProgramConfig(ProgramConfig):
         return _BRACES.sub(value_of, text)
 
 
-def _is_braced(word: str) -> bool:
-    return _BRACES.search(word) is not None
-
-
-def _first_line(script: Path) -> bytes:
-    """Return the first line of a script; of another program nothing."""
-    with suppress(OSError), script.open("rb") as file:  # it may be executed, but not read
-        return file.readline() if file.read(2) == b"#!" else b""
-    return b""
-
-
 def _refuse_missing(folder: Path, name: str, key: str) -> None:
     if not (folder / name).is_file():
-        near = did_you_mean(name, [str(one.relative_to(folder)) for one in folder.glob("*")])
+        near = did_you_mean(name, [str(path.relative_to(folder)) for path in folder.glob("*")])
         raise ConfigError(f"{key}: there is no file {folder / name}.{near}")
 
 
-def values_of(config: RunConfig) -> dict[str, Any]:
+def values_of(config: Point) -> dict[str, Any]:
     """Return the values of a point by the names that a command may have in braces. A program also
     gets them in its environment, and from `bsweep.join()`.
 
@@ -355,7 +300,7 @@ def values_of(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def learning_rate(config: RunConfig) -> float | None:
+def learning_rate(config: Point) -> float | None:
     """Return the learning rate that the learning-rate rule gives for a point; None if the user gave
     no rate.
     """

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bsweep.config.run import GROUPS, RunConfig
+from bsweep.config.run import CARDS, GROUPS, RunConfig
 from bsweep.config.values import ConfigError, show
-
-_CARDS = (*GROUPS, "measure")
 
 
 def refuse_contradictions(config: RunConfig) -> None:
@@ -41,7 +39,7 @@ def problems_of(config: RunConfig) -> Iterator[str]:
     yield from problems_of_cards(config)
 
 
-def problems_of_cards(config: RunConfig, groups: Sequence[str] = _CARDS) -> Iterator[str]:
+def problems_of_cards(config: RunConfig, groups: Sequence[str] = CARDS) -> Iterator[str]:
     """Yield the error messages of the cards of some groups, such as `strategy`."""
     for group in groups:
         yield from getattr(config, group).problems(config)
@@ -54,14 +52,11 @@ def warnings_of(config: RunConfig) -> list[str]:
 
 def _problems_of_target(config: RunConfig) -> Iterator[str]:
     try:
-        target = config.target
+        _ = config.target
     except ValueError as error:
         given = (("target_accuracy", config.target_accuracy), ("target_loss", config.target_loss))
         keys = [f"{key}={show(value)}" for key, value in given if value is not None]
         yield f"{' and '.join(keys)}: {error}"
-        return
-    if target is None and not config.stop_at_target:
-        yield "stop_at_target=false without a target: give target_accuracy=0.9 or target_loss=0.5."
 
 
 def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
@@ -81,8 +76,8 @@ def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
     is_within = every is not None and every < num_train and per_round < num_train
     if config.target and config.epochs == 1 and not is_within:
         raise ConfigError(
-            f"{config.target} counts as reached when two of three evaluations in a row reach it, "
-            "but epochs=1 has only one evaluation, at its end: use epochs=2 or more, or "
+            f"{config.target.said} counts as reached when two of three evaluations in a row reach "
+            "it, but epochs=1 has only one, at its end: use epochs=2 or more, or "
             f"evaluate_every_examples={max(1, num_train // 10)} with rounds of fewer examples than "
             f"the epoch's {num_train}."
         )

@@ -51,6 +51,7 @@ GROUPS = (
     "launch",
     "program",
 )
+CARDS = (*GROUPS, "measure")
 
 
 class RunConfig(Schema):
@@ -109,8 +110,8 @@ class RunConfig(Schema):
     @property
     def local_steps(self) -> tuple[int, ...]:
         """Return the configured number of optimizer steps that each worker makes in a round."""
-        one = self.strategy.local_steps
-        return self.allocation.local_steps or (one,) * self.data_parallel_size
+        steps = self.strategy.local_steps
+        return self.allocation.local_steps or (steps,) * self.data_parallel_size
 
     @property
     def data_parallel_size(self) -> int:
@@ -181,17 +182,14 @@ class RunConfig(Schema):
         )
 
     def resolved(self) -> RunConfig:
-        """Return this configuration with the fingerprints of the user's own code and of a file of
-        pretrained weights, if it names them. No code is imported.
+        """Return this configuration with the fingerprints of the user's own code and of other files
+        that its cards name. No code is imported.
 
         Raises:
             ConfigError: If code or a file cannot be found.
         """
         config = user_code.resolve(self)
-        model, program = config.model.resolved(), config.program.resolved()
-        if model is config.model and program is config.program:
-            return config
-        return replace(config, model=model, program=program)
+        return replace(config, **{group: getattr(config, group).resolved() for group in GROUPS})
 
     @property
     def study_dir(self) -> Path:
@@ -206,11 +204,7 @@ class RunConfig(Schema):
             key: getattr(self, key) for key in _TOP_KEYS if key not in _CHANGES_NO_NUMBER
         }
         numbers["examples_per_step"] = self.examples_per_step
-        texts = [
-            pair
-            for part in (*GROUPS, "measure")
-            for pair in _texts_of_part(part, getattr(self, part))
-        ]
+        texts = [pair for part in CARDS for pair in _texts_of_part(part, getattr(self, part))]
         texts += [(key, _text_of_top(key, value)) for key, value in numbers.items()]
         digest = hashlib.sha256(
             f"{{{', '.join([text for _, text in sorted(texts)])}}}".encode()
@@ -224,10 +218,10 @@ class RunConfig(Schema):
         """
         server, hosts = rank - self.num_workers, self.launch.named_hosts
         name = f"rank {rank}" + (f" (server {server})" if server >= 0 else "")
+        if not hosts:
+            return name
         return (
             f"{name} on {hosts_of_ranks(hosts, self.num_workers, self.num_server_processes)[rank]}"
-            if hosts
-            else name
         )
 
 
@@ -241,7 +235,7 @@ _CHANGES_NO_NUMBER = {
     "study", "results_dir", "local_batch", "global_batch", "log_every_steps", "checkpoint_every",
     "keep_weights", "trackers"
 }  # fmt: skip
-_TOP_KEYS = tuple(one.name for one in fields(RunConfig) if one.name not in (*GROUPS, "measure"))
+_TOP_KEYS = tuple(field.name for field in fields(RunConfig) if field.name not in CARDS)
 
 
 @functools.cache  # a grid has few cards but many points that combine them

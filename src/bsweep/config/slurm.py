@@ -70,10 +70,11 @@ def expanded(counts: str) -> list[int]:
     """Return the numbers of a list in SLURM's short form: `2(x3),1` gives 2, 2, 2 and 1. Return an
     empty list for anything else.
     """
-    found = [re.fullmatch(r"([1-9]\d{0,3})(?:\(x(\d{1,5})\))?", part) for part in counts.split(",")]
-    if not all(found):
+    form = re.compile(r"([1-9]\d{0,3})(?:\(x(\d{1,5})\))?")
+    matches = [form.fullmatch(count) for count in counts.split(",")]
+    if not all(matches):
         return []
-    return [int(one[1]) for one in found if one for _ in range(int(one[2] or 1))]
+    return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]
 
 
 def started_often(env: Mapping[str, str]) -> str:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from bsweep.config.allreduce import AllReduceConfig
+from bsweep.config.allreduce import NATIVE, AllReduceConfig
 from bsweep.config.capabilities import Capabilities
-from bsweep.config.card import clash
+from bsweep.config.card import Point, clash
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.values import Count, show
 from bsweep.core.words import counted
-
-if TYPE_CHECKING:
-    from bsweep.config.run import RunConfig
 
 
 class SplitConfig(StrategyConfig):
@@ -26,6 +23,7 @@ class SplitConfig(StrategyConfig):
     replicas: Count
     reduce: Literal["fp32", "bf16"]
 
+    in_probe: ClassVar[AllReduceConfig] = NATIVE
     kind_can: ClassVar[Capabilities] = Capabilities(
         launchers=("torchrun",),
         exchanges_in_passes=True,
@@ -62,10 +60,6 @@ class SplitConfig(StrategyConfig):
         width = 0.5 if self.reduce == "bf16" else 1.0
         return 2 * width * (1 - 1 / self.replicas) / self.num_parts(num_workers)
 
-    @property
-    def in_probe(self) -> StrategyConfig:
-        return AllReduceConfig(name="allreduce", algorithm="native")
-
     def problems_of_workers(self, num_workers: int) -> Iterator[str]:
         yield from super().problems_of_workers(num_workers)
         if num_workers % self.replicas:
@@ -74,11 +68,9 @@ class SplitConfig(StrategyConfig):
                 "of num_workers, so that replicas have equally many workers."
             )
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         yield from self.problems_of_workers(point.num_workers)
-        if self.reduce == "bf16" and point.precision == "fp64":
-            yield clash(point, "precision strategy.reduce", "use only one of them.")
 
 
 class ShardedConfig(SplitConfig):
@@ -143,6 +135,12 @@ class DeepSpeedConfig(StrategyConfig):
 
     builds: ClassVar[str] = "bsweep.strategies.deepspeed:DeepSpeed"
     needs: ClassVar[tuple[str, ...]] = ("deepspeed",)
+    in_probe: ClassVar[AllReduceConfig] = NATIVE
+    vectors_held: ClassVar[int] = 2
+    """The copy of its part of the parameters that a worker updates, and that part's gradient in one
+    piece.
+    """
+    vectors_of_first_step: ClassVar[int] = 1
     kind_can: ClassVar[Capabilities] = replace(
         SplitConfig.kind_can,
         loads_any_parts=False,
@@ -156,25 +154,10 @@ class DeepSpeedConfig(StrategyConfig):
         return num_workers
 
     def parts_held(self, num_workers: int) -> tuple[int, int, int]:
-        of_gradients = num_workers if self.stage >= 2 else 1
-        return num_workers if self.stage == 3 else 1, of_gradients, num_workers
+        gradient_parts = num_workers if self.stage >= 2 else 1
+        return num_workers if self.stage == 3 else 1, gradient_parts, num_workers
 
-    @property
-    def vectors_held(self) -> int:
-        """The copy of its part of the parameters that a worker updates, and that part's gradient
-        in one piece.
-        """
-        return 2
-
-    @property
-    def vectors_of_first_step(self) -> int:
-        return 1
-
-    @property
-    def in_probe(self) -> StrategyConfig:
-        return AllReduceConfig(name="allreduce", algorithm="native")
-
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if point.precision != "fp32":
             remedy = "its engine would convert the model. Use precision=fp32, or strategy=sharded."
@@ -202,11 +185,6 @@ class StagedConfig(SplitConfig):
     def takes_more_stages(self) -> bool:
         """True if `cuts` may give a worker more stages than that."""
         return False
-
-    @property
-    def choice(self) -> str:
-        """The words by which a user has chosen how many stages there are."""
-        return f"strategy={self.name}"
 
     def num_stages(self, num_workers: int) -> int:
         """Return the number of stages into which the model is cut.
@@ -248,20 +226,17 @@ class StagedConfig(SplitConfig):
         num_stages, wanted = len(cuts) + 1, self.stages_of_worker
         per_worker, left = divmod(num_stages, num_parts)
         if left or per_worker < wanted or (per_worker > wanted and not self.takes_more_stages):
-            more = " or more" if self.takes_more_stages else ""
             yield (
-                f"strategy.cuts={show(cuts)} makes {counted(num_stages, 'stage')}, but "
-                f"{self.choice} needs {wanted}{more} for each worker of a replica: give "
-                f"{counted(wanted * num_parts - 1, 'cut')}, or strategy.cuts=null."
+                f"strategy.cuts={show(cuts)} makes {num_stages} stages, not {wanted * num_parts}: "
+                f"give {counted(wanted * num_parts - 1, 'cut')}, or strategy.cuts=null."
             )
 
     def problems_of_pieces(self, pieces: Sequence[str], num_workers: int) -> Iterator[str]:
         num_stages = self.num_stages(num_workers)
         if num_stages > len(pieces):
             yield (
-                f"num_workers={num_workers} with {self.choice} needs {num_stages} stages, but the "
-                f"model has only {len(pieces)} pieces ({', '.join(pieces)}): use fewer workers, or "
-                "another schedule."
+                f"num_workers={num_workers} with strategy={self.name} needs {num_stages} stages, "
+                f"but the model has only {len(pieces)} pieces ({', '.join(pieces)}): use fewer."
             )
         elif self.cuts and self.cuts[-1] >= len(pieces):
             yield (
@@ -303,10 +278,6 @@ class PipelineConfig(StagedConfig):
     def takes_more_stages(self) -> bool:
         return self.is_interleaved
 
-    @property
-    def choice(self) -> str:
-        return f"strategy.schedule={self.schedule}"
-
     def part_of(self, stage: int, num_workers: int) -> int:
         num_parts = self.num_parts(num_workers)
         folded = self.is_v and stage >= num_parts
@@ -333,12 +304,12 @@ class PipelineConfig(StagedConfig):
             first = 2 * num_parts - part - (self.schedule == "zbv")
             return min(number, first), min(number, part + 1)
         per_worker = self.num_stages(num_workers) // num_parts
-        of_round = number // max(1, number // num_parts)
+        per_round = number // max(1, number // num_parts)
         # Backward passes for weights that come later keep activations of `part` micro-batches.
         is_whole = self.schedule == "interleaved_1f1b"
         ahead = 2 * (num_parts - 1 - part) if is_whole else num_parts - 1
-        most = min((per_worker - 1) * of_round + ahead + 1, per_worker * number)
-        forwards = [(step // of_round) % per_worker for step in range(most)]
+        most = min((per_worker - 1) * per_round + ahead + 1, per_worker * number)
+        forwards = [(step // per_round) % per_worker for step in range(most)]
         return tuple(forwards.count(stage) for stage in range(per_worker))
 
     def textbook_bubble(self, num_workers: int) -> float | None:
@@ -357,7 +328,7 @@ class PipelineConfig(StagedConfig):
         per_worker = self.num_stages(num_workers) // num_parts
         return (num_parts - 1) / (per_worker * self.microbatches + num_parts - 1)
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         number = self.microbatches
         uneven = sorted({batch for batch in point.local_batches if batch % number})
@@ -372,28 +343,19 @@ class PipelineConfig(StagedConfig):
 
     def _problems_of_schedule(self, num_parts: int) -> Iterator[str]:
         number = self.microbatches
-        given = f"strategy.microbatches={number}"
+        given = f"strategy.microbatches={number} with strategy.schedule={self.schedule}"
         # With fewer, torch raises an error, or its workers wait for one another for ever.
         least = {"gpipe": 1, "dualpipev": 2 * num_parts}.get(self.schedule, num_parts)
         if number < least:
-            yield (
-                f"{given} with strategy.schedule={self.schedule} and {num_parts} workers in a "
-                f"replica: use strategy.microbatches={least} or more, or strategy.schedule=gpipe."
-            )
-        rounds = max(1, number // num_parts)
-        if self.is_interleaved and number % rounds:
-            yield (
-                f"{given} with strategy.schedule={self.schedule}: use a multiple of the "
-                f"{num_parts} workers of a replica, such as {rounds * num_parts}."
-            )
+            yield f"{given}: use strategy.microbatches={least} or more, or strategy.schedule=gpipe."
+        if self.is_interleaved and number % max(1, number // num_parts):
+            yield f"{given}: use a multiple of the {num_parts} workers of a replica."
 
-    def warnings(self, point: RunConfig) -> Iterator[str]:
-        yield from super().warnings(point)
-        if (has_batchnorm := point.model.has_batchnorm) is not False:
-            whose = "BatchNorm" if has_batchnorm else "BatchNorm, if the model has it,"
+    def warnings(self, point: Point) -> Iterator[str]:
+        if point.model.has_batchnorm is not False:
             yield (
-                f"strategy.microbatches={self.microbatches}: {whose} computes its statistics from "
-                "one micro-batch at a time, not from the local batch"
+                f"strategy.microbatches={self.microbatches}: BatchNorm, if the model has it, "
+                "computes its statistics from one micro-batch at a time, not from the local batch"
             )
 
 
@@ -412,7 +374,7 @@ class PipeDreamConfig(StagedConfig):
     def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
         return (self.num_parts(num_workers) - part,)
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if point.num_workers > self.replicas and point.optimizer.needs_global_norm:
             remedy = "stages know no norm of all. Use optimizer=adamw, or strategy=pipeline."

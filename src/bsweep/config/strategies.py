@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
+from typing_extensions import Self
 
-from bsweep.config.allreduce import Algorithm, AllReduceConfig
+from bsweep.config.allreduce import NATIVE, Algorithm, AllReduceConfig
 from bsweep.config.capabilities import Capabilities
-from bsweep.config.card import clash
+from bsweep.config.card import Point, clash
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.split_strategies import (
@@ -32,11 +33,6 @@ from bsweep.config.values import (
     show,
 )
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from bsweep.config.run import RunConfig
-
 CYCLE_VARIABLE = "HOROVOD_CYCLE_TIME"
 GPU_CYCLE_MS = 0.1
 """The cycle time of Horovod on GPUs in place of its default, in milliseconds."""
@@ -48,7 +44,7 @@ class SingleConfig(StrategyConfig):
     builds: ClassVar[str] = "bsweep.strategies.single:Single"
     kind_can: ClassVar[Capabilities] = Capabilities(replicates=True)
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if point.num_workers > 1:
             remedy = "it exchanges nothing. Use strategy=horovod."
@@ -96,30 +92,24 @@ class HorovodConfig(StrategyConfig):
         """Return the environment variables for those settings of Horovod that differ from Horovod's
         defaults. Horovod 0.28.1 cannot restart if any of them is set.
         """
-        values = (
-            (getattr(self, key), getattr(PLAIN_HOROVOD, key), *knob)
-            for key, knob in self.knobs.items()
-        )
         return {
-            variable: _horovod_value(value, unit)
-            for value, default, variable, unit in values
-            if value != default
+            variable: _horovod_value(getattr(self, key), unit)
+            for key, (variable, unit) in self.knobs.items()
+            if getattr(self, key) != getattr(PLAIN_HOROVOD, key)
         }
 
     def refuse_started(self, variables: Mapping[str, str]) -> None:
         for key, (variable, unit) in self.knobs.items():
-            value, default = getattr(self, key), getattr(PLAIN_HOROVOD, key)
-            wanted = _horovod_value(value, unit)
-            started_with = float(variables.get(variable, default * unit))
-            if float(wanted) != started_with:
-                started = _exact(started_with / unit)
+            wanted = _horovod_value(getattr(self, key), unit)
+            started = float(variables.get(variable, getattr(PLAIN_HOROVOD, key) * unit))
+            if float(wanted) != started:
                 raise ValueError(
-                    f"strategy.{key}={_exact(value)}, but horovodrun started its processes with "
-                    f"{started}, and Horovod reads this value only at that time: start "
-                    f"{variable}={wanted} horovodrun ..., or use strategy.{key}={started}."
+                    f"strategy.{key}={getattr(self, key)}, but horovodrun started its processes "
+                    f"with {started / unit}, and Horovod reads this value only then: start "
+                    f"{variable}={wanted} horovodrun ..., or use the other value."
                 )
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         if not point.compression.builds:
             return
@@ -132,13 +122,10 @@ class HorovodConfig(StrategyConfig):
 
 
 def _horovod_value(value: float, unit: int) -> str:
-    """Return a setting as the environment variable of Horovod takes it, in units such as bytes."""
-    return str(int(value * unit)) if unit > 1 else _exact(value)
-
-
-def _exact(value: float) -> str:
-    """Return a number as a text without rounding, and without a decimal point if it is whole."""
-    return str(int(value)) if value == int(value) else repr(value)
+    """Return a setting as the environment variable of Horovod takes it, in units such as bytes,
+    without rounding, and without a decimal point if it is whole.
+    """
+    return str(int(value * unit)) if unit > 1 or value == int(value) else repr(value)
 
 
 # It exchanges the whole vector in one call, with Horovod's default settings.
@@ -151,6 +138,7 @@ class DDPConfig(StrategyConfig):
     powersgd_rank: Count
     bucket_mb: Annotated[Megabytes, Field(le=2**20)]
 
+    in_probe: ClassVar[AllReduceConfig] = NATIVE
     builds: ClassVar[str] = "bsweep.strategies.ddp:DDP"
     kind_can: ClassVar[Capabilities] = Capabilities(
         launchers=("torchrun",),
@@ -185,15 +173,6 @@ class DDPConfig(StrategyConfig):
         """The share of the gradient's bytes that workers sum; None if it depends on the model."""
         return {"none": 1.0, "fp16": 0.5, "bf16": 0.5}.get(self.hook)
 
-    @property
-    def in_probe(self) -> AllReduceConfig:
-        return AllReduceConfig(name="allreduce", algorithm="native")
-
-    def problems(self, point: RunConfig) -> Iterator[str]:
-        yield from super().problems(point)
-        if self.hook in ("fp16", "bf16") and point.precision == "fp64":
-            yield clash(point, "precision strategy.hook", "use only one of them.")
-
 
 class LocalSGDConfig(StrategyConfig):
     name: Literal["local_sgd"]
@@ -208,7 +187,7 @@ class LocalSGDConfig(StrategyConfig):
     def in_probe(self) -> AllReduceConfig:
         return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
 
-    def rate_batch(self, point: RunConfig, rank: int) -> float:
+    def rate_batch(self, point: Point, rank: int) -> float:
         """Return the global batch divided by the number of workers. The rules `linear` and `sqrt`
         use this number for every worker: one with a larger batch counts for more through its loss,
         not through its learning rate.
@@ -229,19 +208,16 @@ class EitherConfig(StrategyConfig):
 
     @property
     def can(self) -> Capabilities:
-        return replace(self.kind_can, uses_horovod=self.algorithm == "horovod")
+        uses_horovod = self.algorithm == "horovod"
+        other = "torchrun" if uses_horovod else "horovodrun"
+        launchers = tuple(name for name in self.kind_can.launchers if name != other)
+        return replace(self.kind_can, uses_horovod=uses_horovod, launchers=launchers)
 
     @property
     def in_probe(self) -> HorovodConfig | AllReduceConfig:
         if self.algorithm == "horovod":
             return PLAIN_HOROVOD
         return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
-
-    def problems(self, point: RunConfig) -> Iterator[str]:
-        yield from super().problems(point)
-        wanted = "horovodrun" if self.can.uses_horovod else "torchrun"
-        if point.launch.name != wanted and point.launch.name in ("torchrun", "horovodrun"):
-            yield clash(point, "strategy.algorithm launch", f"Use launch={wanted}.")
 
 
 class DiLoCoConfig(EitherConfig):
@@ -271,37 +247,29 @@ class DiLoCoConfig(EitherConfig):
     def ends_after(self) -> tuple[int | None, float | None]:
         return self.max_rounds, self.max_seconds
 
-    @property
-    def vectors_held(self) -> int:
-        return 2  # the anchor and the outer momentum
+    vectors_held: ClassVar[int] = 2  # the anchor and the outer momentum
+    vectors_of_first_step: ClassVar[int] = 1  # the outer momentum
 
-    @property
-    def vectors_of_first_step(self) -> int:
-        return 1  # the outer momentum
-
-    def rate_batch(self, point: RunConfig, rank: int) -> float:
+    def rate_batch(self, point: Point, rank: int) -> float:
         """Return the examples of one step of the worker with this rank. The rules `linear` and
         `sqrt` compute the worker's learning rate from this number. Other workers' examples do not
         count, because each worker steps by itself.
         """
         return point.worker_batches[rank]
 
-    def warnings(self, point: RunConfig) -> Iterator[str]:
+    def warnings(self, point: Point) -> Iterator[str]:
         """Yield a warning if the strategy weights workers as FedNova does, but the paper on FedNova
         does not say how to count the steps of the optimizer.
         """
-        if (
-            self.weighting == "fednova"
-            and not self.weights
-            and not point.optimizer.known_for_fednova
-        ):
+        is_fednova = self.weighting == "fednova" and not self.weights
+        if is_fednova and not point.optimizer.known_for_fednova:
             yield (
                 f"strategy.weighting=fednova counts steps of optimizer={point.optimizer.name} as "
                 "SGD's, because FedNova's paper does not have this optimizer: use optimizer=sgd, "
                 "or another strategy.weighting"
             )
 
-    def problems(self, point: RunConfig) -> Iterator[str]:
+    def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         weights = self.weights
         if weights and (len(weights) != point.num_workers or abs(sum(weights) - 1) > 1e-6):

@@ -30,9 +30,6 @@ class Target:
     value: float
     part: str = "test"  # or `validation`: the examples of the evaluations
 
-    def __str__(self) -> str:
-        return f"a {self.score} of {self.value:g}"
-
     @property
     def score(self) -> str:
         """The metric in words, such as `validation accuracy`."""
@@ -101,14 +98,10 @@ def target_of(accuracy: float | None = None, loss: float | None = None) -> Targe
     if (accuracy is None) == (loss is None):
         raise ValueError("give one target: an accuracy such as 0.9, or a loss.")
     if accuracy is not None and not 0 < accuracy <= 1:
-        meant = f" Is {accuracy / 100:g} meant?" if 1 < accuracy <= 100 else ""
         raise ValueError(
-            f"a target accuracy of {accuracy!r} is not a fraction above 0 and up to 1.{meant}"
+            f"a target accuracy of {accuracy!r} is not a fraction above 0 and up to 1, such as 0.9."
         )
     if loss is not None and not math.isfinite(loss):
         raise ValueError(f"a target loss of {loss:g} is not a finite number.")
-    return (
-        Target("test_loss", float(loss))
-        if loss is not None
-        else Target("test_accuracy", float(accuracy or 0))
-    )
+    metric, value = ("test_loss", loss) if accuracy is None else ("test_accuracy", accuracy)
+    return Target(metric, float(value or 0))

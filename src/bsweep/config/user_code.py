@@ -235,32 +235,15 @@ def blamed(group: str, card: UserCode, failure: str) -> Iterator[None]:
 
 
 def _not_imported(group: str, card: UserCode, error: ImportError) -> str:
-    """Return a sentence that says what the user's code could not import, and the remedy."""
+    """Return a sentence or two that say what the user's code could not import, and the remedy."""
     source = _source(card)
-    folder, is_file = source.path.parent, user_files.is_file(source.name)
-    at = f"{line_of(error) or source.name}:"
-    name = (error.name or "").replace(f"{source.top}.", ".")
-    top, *below = name.lstrip(".").split(".")
-    package = next((parent for parent in source.path.parents if top and parent.name == top), None)
-    if is_file and (package or "relative import" in error.msg):
-        package = package or folder
-        dotted = ".".join(source.path.with_suffix("").relative_to(package.parent).parts)
-        return (
-            f"{at} it imports from {package}, a package around the file ({error.msg}). Name the "
-            f"module instead: PYTHONPATH={package.parent} {group}.target={dotted}:{card.title}"
-        )
-    if not isinstance(error, ModuleNotFoundError) or not name:
-        return f"{at} {error.msg}: correct the import."
-    file = folder.joinpath(top, *below).with_suffix(".py")
-    if is_file and (file.is_file() or file.with_suffix("").is_dir()):
-        return (
-            f"{at} it imports {name}, which is beside {source.name}, but bsweep keeps only files "
-            f"that import statements name: name it by one at the top of {source.name}."
-        )
-    beside = f", write {file}" if is_file else ""
+    failure = f"{line_of(error) or source.name}: {error.msg.replace(f'{source.top}.', '.')}"
+    if not user_files.is_file(source.name):
+        return f"{failure}. Install the package that has it, or correct the import."
     return (
-        f"{at} it imports {name}, which is not installed: install the package that has it, perhaps "
-        f"by `pip install {top}`{beside}, or leave the import out."
+        f"{failure}. Install the package, or import a file of yours by a statement at the top of "
+        f"{source.name}. A file that imports the folder around it must be named as a module: "
+        f"PYTHONPATH=PARENT {group}.target=FOLDER.{source.path.stem}:{card.title}"
     )
 
 

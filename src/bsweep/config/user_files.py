@@ -26,7 +26,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePath
 from types import ModuleType
 
-from bsweep.config.values import did_you_mean
+from bsweep.config.values import unreadable
 from bsweep.core.whole_files import write_whole
 
 _MOST_BYTES = 2**24  # largest package that is copied into each run's folder
@@ -168,11 +168,7 @@ def of_file(path: Path) -> Source:
         try:
             files[name] = (path.parent / name).read_bytes()
         except OSError as error:
-            near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
-            raise ValueError(
-                f"{path.parent / name} cannot be read ({error.strerror}).{near} Name a file that "
-                "can be read."
-            ) from None
+            raise ValueError(unreadable(path.parent / name, error)) from None
         for module, is_absolute in _imported(files[name], PurePath(name).parent.parts):
             neighbours = [*_files_of(module, path.parent)]
             if neighbours and is_absolute and _is_installed(module[0]):

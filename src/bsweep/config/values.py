@@ -65,20 +65,14 @@ Kind = Literal["images", "text", "anything"]
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 
 
-def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(names)) < len(names):
-        raise ValueError("a tracker is named twice or more: name each tracker once")
-    return names
-
-
 def _listed(given: object) -> object:
     if isinstance(given, str):
         raise ValueError(f"give a list, such as trackers=[{given}]")
-    # Strict validation accepts no list here.
-    return tuple(given) if isinstance(given, list) else given
+    # Strict validation accepts no list here. A tracker that is named twice counts once.
+    return tuple(dict.fromkeys(given)) if isinstance(given, list) else given
 
 
-Trackers = Annotated[tuple[TrackerName, ...], AfterValidator(_each_once), BeforeValidator(_listed)]
+Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(_listed)]
 
 
 def _with_known_home(text: str) -> str:
@@ -111,10 +105,9 @@ def seconds_of(value: object) -> float | None:
     """Return the number of seconds that a time such as `60s`, `5m`, `2h` or `1.5d` gives; None for
     any other form, for zero seconds and for more than 1e9 seconds.
     """
-    found = (
-        re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", value) if isinstance(value, str) else None
-    )
-    seconds = float(found[1]) * _UNIT_SECONDS[found[2]] if found else 0.0
+    text = value if isinstance(value, str) else ""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text)
+    seconds = float(match[1]) * _UNIT_SECONDS[match[2]] if match else 0.0
     return seconds if 0 < seconds <= 1e9 else None
 
 
@@ -146,20 +139,17 @@ def counts(option: str, given: int | str | Iterable[int]) -> list[int]:
         ValueError: If a part is no positive integer.
     """
     texts = given.split(",") if isinstance(given, str) else given
-    found: list[int] = []
-    for part in texts if isinstance(texts, Iterable) else [texts]:
-        first, is_range, last = str(part).partition("..")
-        try:
-            begin, end = int(first), int(last if is_range else first)
-        except ValueError:
-            begin, end = 0, 0
-        if not 1 <= begin <= end:
-            raise ValueError(f"{option} {part}: give counts such as 1,2,4 or 1..4096.")
+    doublings: list[int] = []
+    for text in texts if isinstance(texts, Iterable) else [texts]:
+        match = re.fullmatch(r"([1-9]\d*)(?:\.\.([1-9]\d*))?", str(text).strip())
+        begin, end = map(int, (match[1], match[2] or match[1])) if match else (1, 0)
+        if begin > end:
+            raise ValueError(f"{option} {text}: give counts such as 1,2,4 or 1..4096.")
         while begin < end:
-            found.append(begin)
+            doublings.append(begin)
             begin *= 2
-        found.append(end)
-    return found
+        doublings.append(end)
+    return doublings
 
 
 def parse_seconds(text: str) -> float:
@@ -173,11 +163,7 @@ def parse_seconds(text: str) -> float:
     """
     seconds = seconds_of(text.strip())
     if seconds is None:
-        unit = f" Did you mean {text}m?" if seconds_of(f"{text}m") else ""
-        raise ValueError(
-            f"{text!r} is not a time with a unit, such as 90s, 30m, 2h or 1d, of more than 0 s and "
-            f"at most 1e9 s.{unit}"
-        )
+        raise ValueError(f"{text!r} is not a time with a unit, such as 90s, 30m, 2h or 1d.")
     return seconds
 
 
@@ -227,28 +213,18 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
-def abbreviated(word: str, known: Sequence[str]) -> str | None:
-    """Return the shortest known word that abbreviates the given word (as lr abbreviates
-    learning_rate), or that the given word abbreviates. Return None if there is no such word.
-    """
-    found = [one for one in known if _abbreviates(one, word) or _abbreviates(word, one)]
-    return min(found, key=len, default=None)
-
-
-def _abbreviates(short: str, word: str) -> bool:
-    letters = iter(word)
-    return len(short) > 1 and short[0] == word[:1] and all(letter in letters for letter in short)
+def unreadable(path: Path, error: OSError) -> str:
+    """Return a message about a file that cannot be read, which suggests a file beside it."""
+    near = did_you_mean(path.name, [other.name for other in path.parent.glob("*")])
+    return f"{path} cannot be read ({error.strerror}).{near}"
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested dictionaries in one flat dictionary with dotted keys."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        leaves |= (
-            flatten(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{key}": value}
-        )
+        name = f"{prefix}{key}"
+        leaves |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return leaves
 
 

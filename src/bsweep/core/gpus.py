@@ -110,9 +110,6 @@ _OLDER_BUILD = (
     "torch's build for CUDA 12.6 (for drivers from 525 and GPUs from compute capability 5.0 on)"
 )
 _ON_THE_CPU = "To train on the CPU, set device=cpu, or hide the GPUs: CUDA_VISIBLE_DEVICES=''."
-# Driver releases by CUDA's major version, from NVIDIA's "CUDA Compatibility", section on minor
-# version compatibility.
-_OLDEST_DRIVERS = {12: 525, 13: 580}
 
 
 def _rows(fields: str) -> list[list[str]]:
@@ -131,31 +128,18 @@ def _rows(fields: str) -> list[list[str]]:
 
 def _reason(driver: str) -> str:
     """Return the reason why torch cannot use this machine's GPUs with the given release of the
-    driver, and what the user can install, update or repair.
+    driver, such as one that is too old, and what the user can install or update.
     """
     import torch
 
-    build, cuda = f"torch {torch.__version__}", torch.version.cuda
-    if cuda is None:
-        return (
-            f"{build} is built without CUDA: install a build with CUDA that suits driver {driver}."
-        )
-    oldest = _OLDEST_DRIVERS.get(int(cuda.split(".")[0]), 0)
-    release = int(match[0]) if (match := re.match(r"\d+", driver)) else oldest
-    if release < oldest:
-        other = f", or install {_OLDER_BUILD}" if release >= _OLDEST_DRIVERS[12] else ""
-        return (
-            f"their driver {driver} is too old for {build}, which is built for CUDA {cuda} and "
-            f"needs {oldest} or newer: update the driver{other}."
-        )
     error = "torch names no reason"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as raised:
         error = str(raised).partition("\n")[0].rstrip(".")
     return (
-        f"{build} for CUDA {cuda} cannot use them with driver {driver} ({error}): repair or update "
-        "the driver."
+        f"torch {torch.__version__} for CUDA {torch.version.cuda} cannot use them with driver "
+        f"{driver} ({error}): update the driver, or install {_OLDER_BUILD}."
     )
 
 

@@ -5,12 +5,10 @@ This process does not import torch here, because that takes seconds and fails wh
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 OLDEST = (2, 6)
 """The oldest minor release of torch with which bsweep was seen to train."""
@@ -85,28 +83,6 @@ def broken(reason: object) -> str:
         f"torch {torch} cannot be imported ({reason}): install it with all of its libraries: pip "
         f"install --force-reinstall torch=={torch} torchvision"
     )
-
-
-def notes() -> list[str]:
-    """Return, as the only item of a list, a note on a torchvision for CUDA beside a torch for CPUs,
-    with which bsweep works; an empty list if there is nothing to note.
-    """
-    is_another = _torch_of_torchvision() not in ("", _public("torch"))  # a problem says so
-    if _is_for_cuda("torchvision") and not _is_for_cuda("torch") and not is_another:
-        note = (
-            "torch is built for CPUs and torchvision for CUDA: bsweep does without torchvision's "
-            "operators, but other programs may fail: pip install --force-reinstall torch "
-            "torchvision --index-url https://download.pytorch.org/whl/cpu"
-        )
-        return [note]
-    return []
-
-
-def _is_for_cuda(package: str) -> bool:
-    """Return True if a package is built for CUDA, as its file `version.py` tells."""
-    spec = importlib.util.find_spec(package)
-    path = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    return bool(path and path.exists() and "+cu" in path.read_text())
 
 
 def _public(package: str) -> str:

@@ -127,7 +127,7 @@ def _problems_inside_horovodrun(config: RunConfig) -> Iterator[str]:
             f"Leave horovodrun out, and give launch=horovodrun num_workers={config.num_workers}."
         )
     if strategy.can.launchers and not strategy.can.uses_horovod:
-        has_other = "horovodrun" in strategy.can.launchers
+        has_other = "horovodrun" in strategy.kind_can.launchers
         algorithm = " with a strategy.algorithm other than horovod" if has_other else ""
         yield (
             f"strategy={strategy.name}{algorithm} inside horovodrun: torchrun starts the processes "

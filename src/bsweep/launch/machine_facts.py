@@ -70,7 +70,6 @@ def facts(
         "are_tested": torch_versions.are_tested(),
         "missing_extras": [name for name in EXTRAS if torch_versions.version(name) is None],
         "torch_problems": torch_versions.problems() if is_thorough else [],
-        "notes": torch_versions.notes(),
         "cores": num_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(device, problems),

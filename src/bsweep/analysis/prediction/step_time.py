@@ -51,7 +51,7 @@ from numpy.typing import NDArray
 from bsweep.analysis.prediction import likelihood
 from bsweep.analysis.prediction.likelihood import Weights
 from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
-from bsweep.core import pollux
+from bsweep.config import pollux
 
 Kind = Literal["step", "compute", "exposed", "exchange"]
 

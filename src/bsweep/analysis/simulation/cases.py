@@ -15,7 +15,7 @@ from bsweep.analysis.simulation.choices import Choice
 from bsweep.analysis.simulation.collectives import ALGORITHMS, Round
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.network import Array, Network, Numbers
-from bsweep.core import uneven
+from bsweep.config import uneven
 from bsweep.core.words import counted
 
 

@@ -19,6 +19,7 @@ from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.collectives import Round
 from bsweep.analysis.simulation.constants import NUM_DRAWS
 from bsweep.analysis.simulation.network import Array, Messages, Numbers
+from bsweep.config import uneven
 from bsweep.config.allreduce import AllReduceConfig
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.parameter_server import ParameterServerConfig
@@ -35,7 +36,6 @@ from bsweep.config.strategies import (
     LocalSGDConfig,
     SingleConfig,
 )
-from bsweep.core import uneven
 
 FORWARD_SHARE = 1 / 3
 """The forward pass's share of a pass: a backward pass computes about twice as much."""
