@@ -16,6 +16,7 @@ from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.summary import write_summary
+from bsweep.runlog.taken import Taken
 from tests.support.running import compose
 
 Report = dict[str, Any]
@@ -159,6 +160,29 @@ def test_reports_become_records(
         for name, value in (values or {}).items():
             is_text = name == "message"
             assert value in found[-1][name] if is_text else found[-1][name] == value
+
+
+@pytest.mark.parametrize(
+    ("taken", "num_examples"),
+    [
+        (Taken(4, 4, 8), 16 + 8),
+        (Taken(4, 3, 6), 16 + 8),  # its step ends a moment later
+        (Taken(6, 5, 10), 16 + 8),  # it is ahead
+        (Taken(3, 2, 6), 16 + 9),
+        (Taken(1, 0, 0), 16 + 4),
+        (Taken(), 16 + 16),  # it says nothing
+    ],
+)
+def test_an_evaluation_counts_what_each_rank_has_taken(
+    folder: Path, taken: Taken, num_examples: int
+) -> None:
+    path = RunPaths(folder).taken(1)
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        taken.write(file.fileno(), epoch=1)
+    words = ("epochs=1", "num_workers=2", "launch=torchrun")
+    recorded(folder, JOINED, READY, begins(1), steps(4, 4, 4, 4), SCORE, words=words)
+    assert records(folder, "evaluation")[0]["num_examples"] == num_examples
 
 
 @pytest.mark.parametrize(

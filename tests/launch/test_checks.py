@@ -28,6 +28,7 @@ LIMITS = "launch.memory_limit_mb=[64,64]"
         ("strategy=diloco", HOROVODRUN, "strategy.algorithm other than horovod inside horovodrun"),
         ("program=own program.command=ls launch=horovodrun", HOROVODRUN, "program=own .*=2"),
         (LIMITS, HOROVODRUN, "memory_limit_mb inside horovodrun.*Leave horovodrun out"),
+        ("num_workers=2 launch.parallel=2", HOROVODRUN, r"launch\.parallel inside horovodrun"),
         (f"{SRUN} {LIMITS}", ALLOCATION, "not the memory of GPUs: set device=cpu, or leave"),
         (f"{SRUN} num_workers=6", ALLOCATION, "num_workers=6, but .* 5 slots .n01:2,n02:2,gpu7:1"),
         ("launch.environment=[NOT_SET_HERE]", {}, "launch.environment: NOT_SET_HERE not set"),

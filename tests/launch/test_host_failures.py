@@ -17,11 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bsweep import launch
 from bsweep.config.run import RunConfig
-from bsweep.launch import horovodrun, hosts_check, machine_facts, ssh
+from bsweep.launch import Outcome, horovodrun, hosts_check, machine_facts, ssh
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
+from bsweep.study.progress import Progress
+from bsweep.study.run_point import run_point
 from tests.support.launching import Scripted
 from tests.support.running import HOSTS, TINY, compose, exits, forks, on, popen, ran_ok
 
@@ -122,13 +123,20 @@ def test_only_hosts_whose_connection_ended_are_named_as_lost(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh")
-def test_a_retry_on_a_host_that_is_gone_starts_nothing(tmp_path: Path) -> None:
-    config = over("launch.hosts='localhost:1,nowhere.invalid:1'", f"results_dir={tmp_path}")
-    outcome = launch.launch(config, RunPaths(tmp_path / "run"), lambda: None)
-    assert outcome.can_be_retried
-    assert outcome.status == "failed"
-    assert "nowhere.invalid: ssh cannot enter the host: Could not resolve" in outcome.message
-    assert not list(tmp_path.iterdir())
+def test_on_a_host_that_is_gone_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = "launch.hosts='localhost:1,nowhere.invalid:1'"
+    config = over(hosts, f"results_dir={tmp_path}", "launch.retries=1")
+    assert run_point(config, [], Progress(1), lambda *_: pytest.fail("started")) == "unready"
+    said = "not tried: nowhere.invalid: ssh cannot enter the host: Could not resolve"
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.glob("s/b*"))
+    answers, lost = iter([[], ["it is gone"]]), Outcome("failed", "lost", can_be_retried=True)
+    monkeypatch.setattr(hosts_check, "problems", lambda configs: next(answers))
+    starts = iter([lost])
+    assert run_point(config, [], Progress(1), lambda *_: next(starts)) == "failed"
+    assert "not tried: it is gone" in capsys.readouterr().err
 
 
 def problems_of(config: RunConfig, **changes: object) -> list[str]:

@@ -174,7 +174,8 @@ def test_a_team_is_kept_unless_a_process_should_train_no_other_point(
     paths = RunPaths(config.study_dir / config.run_id)
     paths.logs.mkdir(parents=True)
     teams = leading.ProcessPool()
-    teams.expect([later])
+    other = replace(config, seed=2, num_workers=1)
+    assert teams.ordered([config, other, later]) == [config, later, other]
     request = LaunchRequest(config, paths, lambda: None)
     with teams.team_for(request, Scripted(["sleep", "2"])) as team:
         (folder,) = config.study_dir.glob(".team.*")

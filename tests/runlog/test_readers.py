@@ -28,7 +28,7 @@ from bsweep.runlog.checkpoint_files import checkpoints, keep_until, soundest
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.runlog.records import BatchChanged, Continued, Step
-from bsweep.runlog.summary import ended
+from bsweep.runlog.summary import read_ending
 from bsweep.study import commands, overview
 from bsweep.study.watching import Watched
 from tests.allocation.test_allocation import POINT, worker, write_probe
@@ -62,7 +62,7 @@ def fuzz_run(folder: Path, run: Path, path: Path, others: list[Path]) -> None:
             assert str(run) in why
             assert path.name in why
             assert len(why) < 1000
-            assert ended(RunPaths(run)) is None, f"the same sweep repeats it: {why}"
+            assert read_ending(RunPaths(run)).status is None, f"the same sweep repeats it: {why}"
         return why is None
 
     fuzz(f"{path.name} of {run.name}", read, 1000, damaged(whole))
@@ -111,7 +111,7 @@ def test_a_damaged_run_is_left_out_by_name_and_repeated(
     assert len(study.runs) == 1
     assert study.skipped.keys() == {run.name}
     assert "left out" in repr(study)
-    assert ended(RunPaths(run)) is None
+    assert read_ending(RunPaths(run)).status is None
 
 
 @pytest.mark.full

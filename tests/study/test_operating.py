@@ -23,7 +23,7 @@ from bsweep.runlog import locks
 from bsweep.runlog.checkpoint_files import checkpoint_at, request_stop
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
-from bsweep.study import claims, commands, states
+from bsweep.study import claims, commands, overview, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
 from bsweep.study.run_point import paths_of, result_of, set_aside
@@ -160,7 +160,7 @@ def interrupted(paths: RunPaths, say: Callable[[str], None] = print) -> Iterator
     """A run within the context is interrupted, at the latest where the context ends."""
     with (
         pytest.raises(KeyboardInterrupt),
-        stop.Stopping(compose("local_batch=2"), paths, say) as stopping,
+        stop.Stopping(compose("local_batch=2"), paths, say, lambda: None) as stopping,
     ):
         yield stopping
 
@@ -191,7 +191,7 @@ def test_an_interrupt_dropped_by_a_call_still_ends_the_run(tmp_path: Path, then:
         if then == "fail":
             raise ImportError("cannot load module more than once per process")
         if then == "poll":
-            stopping.polled_with(lambda: None)()
+            stopping.poll()
         went_on.append(then)
     assert went_on == [then] * (then == "end")
 
@@ -201,12 +201,11 @@ def test_a_stopped_run_has_the_time_that_its_checkpoint_takes(
 ) -> None:
     paths = begun(tmp_path)
     with interrupted(paths) as stopping:
-        poll = stopping.polled_with(lambda: None)
         signal.raise_signal(signal.SIGTERM)
         checkpoint_at(paths, epoch=1, position=8).folder.mkdir(parents=True)
         for seconds in (29.0, 58.0, 400.0, 429.0, 431.0):
             clock.append(seconds)
-            poll()
+            stopping.poll()
             if seconds == 400:
                 save_checkpoint(paths)  # but the workers have still to leave
     assert clock[-1] == 431
@@ -217,17 +216,16 @@ def test_a_run_that_is_told_to_stop_has_the_time_of_its_longest_step(
 ) -> None:
     paths = begun(tmp_path)
     with interrupted(paths) as stopping:
-        poll = stopping.polled_with(lambda: None)
-        poll()
+        stopping.poll()
         for seconds in (10, 110, 130):  # when a worker has ended a step
             clock.append(seconds)
             # Somebody sets the clock meanwhile.
             os.utime(paths.alive(0), (-86_400 * seconds,) * 2)
-            poll()
+            stopping.poll()
         signal.raise_signal(signal.SIGTERM)
         for seconds in (130 + 129, 130 + 131):
             clock.append(seconds)
-            poll()
+            stopping.poll()
     assert clock[-1] == 130 + 131, "30 s and the 100 s of the second step"
 
 
@@ -238,7 +236,7 @@ def test_a_signal_is_told_though_the_run_was_to_stop_already(tmp_path: Path) -> 
     paths, said = begun(tmp_path), list[str]()
     with interrupted(paths, said.append) as stopping:
         request_stop(paths)
-        stopping.polled_with(lambda: None)()
+        stopping.poll()
         assert not said
         signal.raise_signal(signal.SIGTERM)
     assert said == ["ending at once"]
@@ -390,6 +388,11 @@ def test_states_of_what_cannot_be_read_are_states(tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     found = states.read_states(tmp_path)
     assert [state.status for state in found.values()] == ["damaged"] * 3 + ["completed"]
+
+
+def test_a_sweep_is_named_by_its_host_and_its_process() -> None:
+    text = overview.status_text(Path("s"), [], "", ["node1.cluster.org.77", "h2.5"])
+    assert text.endswith("sweeps at work: node1.cluster.org process 77, h2 process 5")
 
 
 def test_a_run_under_way_has_done_what_its_records_say_now(tmp_path: Path) -> None:

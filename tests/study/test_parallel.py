@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import bsweep as package
-from bsweep import analysis, launch, plots
+from bsweep import analysis, plots
 from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
@@ -239,13 +239,6 @@ def test_points_without_room_for_two_run_in_turn_with_a_note(
     assert parallel.why_in_turn([*narrow, alone]) == ""
     sized(monkeypatch, 8, num_gpus=1)
     assert "1 GPU and 8 cores" in (parallel.why_in_turn([point(1), point(1)]) or "")
-
-
-def test_points_at_once_are_refused_inside_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": 0, "SIZE": 1, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}.items():
-        monkeypatch.setenv(f"HOROVOD_{name}", str(value))
-    with pytest.raises(ValueError, match=r"launch\.parallel inside horovodrun"):
-        launch.check_machine(point(1, "strategy=horovod"))
 
 
 def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:

@@ -21,7 +21,7 @@ from bsweep.cli import main
 from bsweep.launch import failure
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.summary import ended
+from bsweep.runlog.summary import read_ending
 from bsweep.study import states
 from tests.study.test_run import runs
 from tests.support.running import TINY, compose, exits, ran_ok
@@ -55,10 +55,10 @@ def test_a_damaged_run_is_named_and_repeated_by_the_same_sweep(tmp_path: Path) -
 
 def test_a_result_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     paths = RunPaths(write_run(tmp_path / "s", local_batch=8, status="diverged"))
-    assert ended(paths) == "diverged"
+    assert read_ending(paths).status == "diverged"
     with paths.metrics.open("ab") as file:
         file.write(b"5\n")
-    assert ended(paths) is None, "the same sweep repeats it, as the reader says"
+    assert read_ending(paths).status is None, "the same sweep repeats it, as the reader says"
     state = states.state_of_run(paths.folder)
     assert state.status == "damaged"
     assert "damaged record: 5" in state.message, "so do plan, status and resume"

@@ -63,14 +63,12 @@ def run(arguments: Sequence[str]) -> int:
     given = [*options.overrides, f"{SETTINGS[target.metric]}={target.value!r}"]
     configs = hydra_grid.composed(words.read(given))
     target = replace(target, part=configs[0].evaluated_part)
-    run_ids = [config.run_id for config in configs]
-    doubts = dict(zip(run_ids, checks.check_all(configs), strict=True))
+    doubts = checks.check_all(configs)
     sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
     cells = _cells(configs, objective)
     check_points(configs, options.network)
     search = Search(cells, doubts, given, target, objective, budget, price)
     search.study_dir.mkdir(parents=True, exist_ok=True)
-    checks.refuse_newer(search.study_dir)
     with claims.registered(search.study_dir):
         end = search.lead()
     return _tell(search, end, larger, options.json, options.verbose)

@@ -136,7 +136,7 @@ class Search:
     Attributes:
         cells: The points of the grid by cell: global batch, workers, accumulation steps, and the
             name of the way of sharing the model.
-        doubts: Warnings about the points, by run id.
+        doubts: Warnings about the points, by run folder.
         overrides: The command's overrides, from which the commands of single points are made.
         target: The accuracy or loss that runs are to reach.
         objective: What the best cell minimizes, and its limits.
@@ -145,7 +145,7 @@ class Search:
     """
 
     cells: dict[Key, list[RunConfig]]
-    doubts: dict[str, list[str]]
+    doubts: dict[Path, list[str]]
     overrides: list[str]
     target: Target
     objective: Objective
@@ -485,11 +485,14 @@ class Search:
         if config.run_id not in self.run_ids:
             self.run_ids.append(config.run_id)
             self._keep()
-        status = _train(config, self.doubts[config.run_id], max(1.0, seconds))
-        message = states.state_of_run(paths_of(config).folder).message
+        folder = paths_of(config).folder
+        status = _train(config, self.doubts[folder], max(1.0, seconds))
+        message = states.state_of_run(folder).message
         if status == "out_of_memory":
             self._does_not_fit(cell, 0.0, message or status)
             self._keep()
+        if status == "unready":
+            raise ValueError(f"{config.run_id}: correct its hosts, then type the command again.")
         if status in ("failed", "timeout"):
             raise ValueError(
                 f"{config.run_id}: {status}: {message.splitlines()[0]}; correct the cause, then "

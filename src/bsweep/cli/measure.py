@@ -15,6 +15,7 @@ from bsweep.config.values import ConfigError, show
 from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.words import aligned
+from bsweep.launch import hosts_check
 from bsweep.runlog import profile_file
 from bsweep.runlog.probe_file import Probe
 from bsweep.study import checks, side_runs, split_probe
@@ -91,7 +92,7 @@ def _check(config: RunConfig) -> None:
     """
     warnings = checks.check_point(config)
     config.study_dir.mkdir(parents=True, exist_ok=True)
-    if unready := checks.unready_hosts([config]):
+    if unready := hosts_check.problems([config]):
         raise ConfigError(*unready)
     for warning in warnings:
         logger.warning(f"warning: {warning}")

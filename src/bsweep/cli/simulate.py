@@ -56,8 +56,6 @@ def run(arguments: Sequence[str]) -> int:
         options[name] = numbers(f"--{name}", options[name])
     from bsweep.analysis import simulate
 
-    from bsweep.analysis import simulate
-
     with terminal.console().status("simulating"):
         answer = simulate(**options)
     print(json.dumps(answer.as_json(), indent=2, allow_nan=False) if as_json else answer)

@@ -344,12 +344,16 @@ class Recorder:
         self._epoch = _Epoch(epoch.number, epoch.is_pass)
 
     def _examples(self) -> int:
-        """Return the examples that all ranks have taken in the epoch so far: other ranks as many as
-        rank 0, unless they have begun fewer steps.
+        """Return the examples that all ranks have taken in the epoch so far, in as many steps as
+        rank 0 has ended.
+
+        Another rank may be in the last of these steps: it counts with the mean of its earlier ones.
         """
-        epoch = self._epoch
-        steps = [min(taken.num_begun, epoch.num_steps) for taken in self._taken_by_ranks()]
-        return round(epoch.examples * sum(steps) / max(1, epoch.num_steps))
+        epoch, ranks = self._epoch, self._taken_by_ranks()
+        known = [taken if taken.num_steps else ranks[0] for taken in ranks]
+        means = [taken.num_examples / max(1, taken.num_steps) for taken in known]
+        steps = [min(taken.num_begun, epoch.num_steps) for taken in ranks]
+        return round(sum(mean * number for mean, number in zip(means, steps, strict=True)))
 
     def _examples_of_ended_epoch(self) -> int:
         """Return the examples that all ranks took in the epoch that rank 0 has ended."""

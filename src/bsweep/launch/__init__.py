@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bsweep.config.run import RunConfig
-from bsweep.launch import hosts_check
 from bsweep.launch.checks import check_hosts, check_machine
 from bsweep.launch.launcher import Entry, LaunchRequest, Outcome, launcher_of
 from bsweep.launch.pool import ProcessPool
@@ -32,8 +31,7 @@ def launch(
     entry: Entry | None = None,
     pool: ProcessPool | None = None,
 ) -> Outcome:
-    """Launch a point and wait until its run ends, unless a host that it names is not ready; return
-    the outcome.
+    """Launch a point, wait until its run ends, and return the outcome.
 
     Args:
         config: The point.
@@ -43,11 +41,6 @@ def launch(
         entry: The module that says what the point's processes do; None: that of its program.
         pool: The pool of processes that the sweep keeps between points; None to start fresh ones.
     """
-    unready = hosts_check.problems([config]) if config.launch.named_hosts else []
-    if unready:  # the hosts may have become unusable since an earlier attempt
-        return Outcome("failed", "; ".join(unready), can_be_retried=True)
     request = LaunchRequest(config, paths, on_poll, entry or config.program.worker, pool)
-    outcome: Outcome = launcher_of(config.launch).launch(request)
-    if config.launch.named_hosts and outcome.status in ("failed", "timeout"):
-        hosts_check.forget(config)
+    outcome: Outcome = launcher_of(config.launch.builds).launch(request)
     return outcome

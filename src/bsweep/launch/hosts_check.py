@@ -25,6 +25,7 @@ from bsweep.config.launch import ProcessesConfig, SshConfig, nodes_of
 from bsweep.config.models import LibraryConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
+from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.words import counted, excerpt
 from bsweep.launch import machine_facts, ssh
 from bsweep.launch.launcher import launcher_of
@@ -46,14 +47,14 @@ Its keys are the settings of a point on which the checks depend.
 
 def problems(configs: Iterable[RunConfig]) -> list[str]:
     """Check the hosts that the given points name, and return a message for each problem; the list
-    is empty if no problem was found.
+    is empty if no problem was found, and inside horovodrun, which has reached the hosts.
 
     Hosts that have passed together, for the same settings and as many workers, are not asked again
     until `forget` is called, after a point has failed on them.
     """
     to_check: dict[tuple[Any, ...], dict[str, int]] = defaultdict(dict)
     points: dict[tuple[Any, ...], RunConfig] = {}
-    for config in configs:
+    for config in configs if not inside_horovodrun() else ():
         key = _key(config)
         for host, workers in _workers(config).items():
             if workers > _ready.get(key, {}).get(host, -1):
@@ -61,7 +62,10 @@ def problems(configs: Iterable[RunConfig]) -> list[str]:
                 points[key] = config
     messages: dict[str, None] = {}  # each once, in order
     for key, hosts in to_check.items():
-        new = host_problems(points[key], hosts, ask_all(points[key], hosts))
+        try:
+            new = host_problems(points[key], hosts, ask_all(points[key], hosts))
+        except OSError as error:
+            new = [f"results_dir: {error}."]
         if not new:
             _ready[key] = {**_ready.get(key, {}), **hosts}
         messages |= dict.fromkeys(new)
@@ -151,7 +155,7 @@ def ask(host: str, launch: ProcessesConfig, request: Mapping[str, Any]) -> Facts
     program = [sys.executable, "-m", "bsweep.launch.machine_facts"]
     seconds = launch.start_timeout_seconds
     try:
-        words = launcher_of(launch).on_host(host, launch, program)
+        words = launcher_of(launch.builds).on_host(host, launch, program)
         run = _run(words, seconds, json.dumps(request) + "\n")
     except subprocess.TimeoutExpired:
         problem = f"it did not answer within {seconds} s: raise launch.start_timeout_seconds"
@@ -338,7 +342,7 @@ def silent_hosts(config: RunConfig) -> dict[str, str]:
     silence = "no answer" if isinstance(launch, SshConfig) else "no answer to srun"
 
     def knock(host: str) -> str | None:
-        words = launcher_of(launch).on_host(host, launch, ["true"])
+        words = launcher_of(launch.builds).on_host(host, launch, ["true"])
         try:
             run = _run(words, 2 * ssh.CONNECT_SECONDS)
         except subprocess.TimeoutExpired:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bsweep.config.card import load_object
-from bsweep.config.groups import LaunchConfig
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.runlog.files import RunPaths
@@ -148,21 +147,11 @@ class HostLauncher(Launcher, Protocol):
         """
 
 
-def launcher_of(card: LaunchConfig) -> Any:
-    """Return the launcher that a card of the group `launch` describes: a `Launcher`, or a
-    `HostLauncher` if it starts processes.
-
-    All points of this process whose launchers have the same class share one object.
-
-    Args:
-        card: The card, one of the group `launch`.
-
-    Returns:
-        The launcher, created at the first call for its class.
-    """
-    return _launcher(card.builds)
-
-
 @functools.cache  # `Inline` remembers whether this process may still train
-def _launcher(builds: str) -> Any:
+def launcher_of(builds: str) -> Any:
+    """Return the launcher whose class the fact `builds` of a card of the group `launch` names: a
+    `Launcher`, or a `HostLauncher` if it starts processes.
+
+    All points of this process with the same class share one object.
+    """
     return load_object(builds)()

@@ -25,8 +25,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from bsweep.core import signals
 
@@ -50,10 +49,6 @@ def words(path: Path, seconds: float, command: Sequence[str]) -> list[str]:
     return [sys.executable, program, str(path), f"{seconds:g}", *command]
 
 
-class _Ended(Exception):
-    """An exception that the signal handler raises when a signal asks this process to end."""
-
-
 def run_watched(path: str, seconds: float, command: Sequence[str]) -> int:
     """Run a command, and end it early if its launcher is lost. Return the command's exit code (128
     + N after signal N), or 1 if it was ended early.
@@ -66,7 +61,7 @@ def run_watched(path: str, seconds: float, command: Sequence[str]) -> int:
         command: The command to run.
     """
     for number in signals.STOPPING:
-        signal.signal(number, _end)
+        signal.signal(number, signal.default_int_handler)
     reader = select.poll()
     reader.register(1, 0)  # report only that nobody reads standard output any more
     die_with_this = partial(signals.end_with_parent, signal.SIGKILL)
@@ -87,16 +82,12 @@ def run_watched(path: str, seconds: float, command: Sequence[str]) -> int:
                 touched, seen_at = latest, looked_at
             if looked_at - seen_at > seconds or reader.poll(0) or has_ended:
                 return 1
-    except _Ended:
+    except KeyboardInterrupt:
         return 128 + signal.SIGTERM
     finally:
         for number in signals.STOPPING:
             signal.signal(number, signal.SIG_IGN)
         signals.end([process], _GRACE_SECONDS)
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Ended
 
 
 def _seen(path: str) -> tuple[int, bool]:

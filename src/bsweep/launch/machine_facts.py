@@ -64,14 +64,11 @@ def facts(
     families = {host: _families(host) for host in hosts}
     return {
         "name": platform.node(),
-        "python": platform.python_version(),
+        **machine(PACKAGES),
         "code": code_digest(),
-        "versions": {package: torch_versions.version(package) for package in PACKAGES},
         "are_tested": torch_versions.are_tested(),
         "missing_extras": [name for name in EXTRAS if torch_versions.version(name) is None],
         "torch_problems": torch_versions.problems() if is_thorough else [],
-        "cores": num_cores(),
-        "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(device, problems),
         "driver": gpus.driver_version(),
         "interfaces": network.interfaces(),
@@ -84,6 +81,18 @@ def facts(
         "free_shared_bytes": shutil.disk_usage(_SHARED).free if _SHARED.exists() else None,
         **_facts_of_point(Path(point) if point else None, problems),
         "problems": problems,
+    }
+
+
+def machine(packages: Sequence[str]) -> dict[str, Any]:
+    """Return the facts about this machine that the records of runs have, too, with the versions of
+    some packages.
+    """
+    return {
+        "python": platform.python_version(),
+        "versions": {package: torch_versions.version(package) for package in packages},
+        "cores": num_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
     }
 
 

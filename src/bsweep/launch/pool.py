@@ -43,10 +43,13 @@ class Team:
         request: The first point.
         launcher: Gives the commands.
         folder: Where the team has its folder of files.
+        key: That of the points which it can train, see `key_of`.
     """
 
-    def __init__(self, request: LaunchRequest, launcher: HostLauncher, folder: Path) -> None:
-        self._key = key_of(request.config)
+    def __init__(
+        self, request: LaunchRequest, launcher: HostLauncher, folder: Path, key: Hashable
+    ) -> None:
+        self._key = key
         # How long the lifeline may stay untouched before the team counts as lost.
         self._idle_seconds = lifeline_seconds(request.card) / 2
         self._paths = TeamPaths(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder)).resolve())
@@ -81,13 +84,11 @@ class Team:
         self.is_done = False
         self._write_line(str(run.folder.resolve()))
 
-    def can_train(self, config: RunConfig) -> bool:
+    def can_train(self, key: Hashable) -> bool:
+        """Return True if the team waits for points, and can train those of a key."""
         is_waiting = time.monotonic() - self._touched_at < self._idle_seconds
-        return (
-            is_waiting
-            and key_of(config) == self._key
-            and all(command.poll() is None for command in self.commands)
-        )
+        is_alive = all(command.poll() is None for command in self.commands)
+        return key == self._key and is_waiting and is_alive
 
     def look_after(self) -> None:
         """See whether the processes have trained the point. Touch the lifeline file, by which they
@@ -141,30 +142,28 @@ def key_of(config: RunConfig) -> Hashable:
     return launch, config.num_workers, config.num_server_processes, variables, code
 
 
-def by_processes(configs: Mapping[int, RunConfig]) -> list[int]:
-    """Return the indices of points, reordered so that points that the same processes can train
-    follow each other.
-
-    Apart from that, the order stays as it is.
-    """
-    keys = {index: key_of(config) or index for index, config in configs.items()}
-    first = {key: number for number, key in reversed(list(enumerate(keys.values())))}
-    return sorted(configs, key=lambda index: first[keys[index]])
-
-
 class ProcessPool:
     """A pool that may keep the processes of a point for a later point of the sweep."""
 
     def __init__(self) -> None:
-        self._coming: dict[Path, Hashable] = {}  # keys of points still to be launched, by folder
+        self._keys: dict[Path, Hashable] = {}  # see `key_of`; of the sweep's points, by folder
+        self._coming = set[Path]()  # the folders of points still to be launched
         self._idle: Team | None = None
 
-    def expect(self, configs: Iterable[RunConfig]) -> None:
-        """Store which points the sweep will launch next, so that the pool keeps only processes that
-        one of these points can use. These points replace those given earlier.
+    def ordered(self, configs: Sequence[RunConfig]) -> list[RunConfig]:
+        """Return the points that the sweep will launch next, reordered so that those that the same
+        processes can train follow each other. Apart from that, the order stays as it is.
+
+        The pool keeps only processes that one of these points can use.
         """
-        keys = ((config.study_dir / config.run_id, key_of(config)) for config in configs)
-        self._coming = {folder: key for folder, key in keys if key}
+        folders = [config.study_dir / config.run_id for config in configs]
+        self._keys = {
+            folder: key_of(config) or folder
+            for folder, config in zip(folders, configs, strict=True)
+        }
+        self._coming = set(folders)
+        first = {key: number for number, key in reversed([*enumerate(self._keys.values())])}
+        return sorted(configs, key=lambda c: first[self._keys[c.study_dir / c.run_id]])
 
     @contextmanager
     def team_for(self, request: LaunchRequest, launcher: HostLauncher) -> Iterator[Team]:
@@ -174,10 +173,11 @@ class ProcessPool:
         After the block, the processes are kept if all have trained the point, none should stop
         training, and a coming point can use them. Otherwise they are ended.
         """
-        self._coming.pop(request.paths.folder, None)
-        has_more = key_of(request.config) in self._coming.values()
+        self._coming.discard(request.paths.folder)
+        key = self._keys.get(request.paths.folder)
+        has_more = key in (self._keys[folder] for folder in self._coming)
         team, self._idle = self._idle, None
-        if team and not team.can_train(request.config):
+        if team and not team.can_train(key):
             team.end()
             team = None
         if not team:
@@ -186,7 +186,7 @@ class ProcessPool:
                 shutil.rmtree(left, ignore_errors=True)
             # The folder of a run may be moved away while its team trains another one.
             folder = request.config.study_dir if has_more else request.paths.logs
-            team = Team(request, launcher, folder)
+            team = Team(request, launcher, folder, key)
         try:
             team.begin(request.paths)
             yield team

@@ -36,9 +36,17 @@ class ProcessLauncher(HostLauncher):
         """Run a point in processes that commands such as torchrun start, and return how the run
         ended.
         """
-        num_kills = memory.num_kills()
-        team, codes, timeout = self._run(request)
-        end = recorded(request.paths)
+        paths, num_kills = request.paths, memory.num_kills()
+        for rank in request.ranks:
+            paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
+        try:
+            with (request.pool or ProcessPool()).team_for(request, self) as team:
+                timeout = _wait(team, request)
+                # A command that still runs says nothing about its host.
+                codes = [command.poll() for command in team.commands]
+        finally:
+            paths.environment.unlink(missing_ok=True)
+        end = recorded(paths)
         failed = not team.is_done and any(command.returncode for command in team.commands)
         if end and (end.status in ("diverged", "interrupted") or not failed):
             return end
@@ -48,26 +56,6 @@ class ProcessLauncher(HostLauncher):
         return failure.outcome(
             request, failures, console, codes, is_starved=is_starved, timeout=timeout
         )
-
-    def _run(self, request: LaunchRequest) -> tuple[Team, list[int | None], str]:
-        """Start the processes of a point, or reuse those of an earlier point; then wait until they
-        are done, have failed or take too long.
-
-        Returns:
-            The team, the exit code of each, and a message on what took too long, or an
-            empty text. An exit code is None if the command still ran when the wait ended; such a
-            command says nothing about its host.
-        """
-        paths = request.paths
-        for rank in request.ranks:
-            paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
-        try:
-            pool = request.pool or ProcessPool()
-            with pool.team_for(request, self) as team:
-                timeout = _wait(team, request)
-                return team, [command.poll() for command in team.commands], timeout
-        finally:
-            paths.environment.unlink(missing_ok=True)
 
 
 def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[str]) -> list[str]:

@@ -30,11 +30,23 @@ class Stopping:
     to train, or `checkpoint_every=null`. Code inside the context may drop the KeyboardInterrupt, as
     imports of torch and numpy sometimes do, or may fail because of it. The next poll or the end of
     the context therefore raises it again.
+
+    Args:
+        config: The point.
+        paths: Its run folder.
+        say: Shows a line to the user.
+        on_poll: Called at the beginning of each poll.
     """
 
-    def __init__(self, config: RunConfig, paths: RunPaths, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        say: Callable[[str], None],
+        on_poll: Callable[[], None],
+    ) -> None:
         self._can_save = config.checkpoint_every is not None
-        self._paths, self._say = paths, say
+        self._paths, self._say, self._on_poll = paths, say, on_poll
         self._asked_at: float | None = None
         self._saving_at = 0.0  # when workers were last seen saving, or when they were asked to
         self._polled_at = _LONG_AGO
@@ -56,23 +68,14 @@ class Stopping:
         if self._asked_at == _LONG_AGO and not isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt from error
 
-    def polled_with(self, poll: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that calls the given function, and raises KeyboardInterrupt if the run
-        must end now.
+    def poll(self) -> None:
+        """Raise KeyboardInterrupt if the run must end now. A launcher calls this again and again.
 
-        A launcher calls the returned function again and again. The run must end now if a signal
-        asked for that. It must also end if it was asked to stop, by a signal or by its stop file,
-        and has not been saving for as long as a step may take plus 30 s (without
-        `checkpoint_every`, at once). The function does not limit how long a checkpoint takes.
+        The run must end now if a signal asked for that. It must also end if it was asked to stop,
+        by a signal or by its stop file, and has not been saving for as long as a step may take plus
+        30 s (without `checkpoint_every`, at once). How long a checkpoint takes is not limited.
         """
-
-        def both() -> None:
-            poll()
-            self._poll()
-
-        return both
-
-    def _poll(self) -> None:
+        self._on_poll()
         now = time.monotonic()
         if self._asked_at == _LONG_AGO:
             raise KeyboardInterrupt

@@ -49,13 +49,6 @@ class Anatomy:
         if not 0 < sum(self.parts.values()) < math.inf:
             raise ValueError("the seconds of a step's parts must add up to a finite number above 0")
 
-    @property
-    def adds_up_to(self) -> float:
-        """The sum of the seconds of a step's parts, as a fraction of the measured seconds of the
-        step.
-        """
-        return sum(self.parts.values()) / self.step_seconds
-
 
 def table(workers: Sequence[Anatomy]) -> str:
     """Return a table, as text, of how long each measured part of a training step takes.

@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -96,35 +96,39 @@ def _last_scores(
     return scores | {name: end.get(name) for name in ("final_test_loss", "final_test_accuracy")}
 
 
-def ended(paths: RunPaths) -> Status | None:
-    """Return the status of a run that has ended; None if the run has not ended or must be repeated.
+@dataclass(frozen=True)
+class Ending:
+    """The contents of a run's `summary.json` and `meta.json`.
 
-    A run must be repeated if its files are damaged, so that reports cannot read it.
+    `summary` is None if the run has not ended. `damage` is a text on a damaged file, which is one
+    of the two or, of a run that has ended, that of its records. `is_readable` is False if it is one
+    of the two: they are empty then.
+    """
+
+    summary: Mapping[str, Any] | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    damage: str = ""
+    is_readable: bool = True
+
+    @property
+    def status(self) -> Status | None:
+        """The status of a run that has ended; None if the run has not ended or must be repeated,
+        since its files are damaged and reports cannot read it.
+        """
+        return self.summary["status"] if self.summary and not self.damage else None
+
+
+def read_ending(paths: RunPaths) -> Ending:
+    """Return how a run has ended, and the facts about its start.
 
     Raises:
         Newer: If a newer bsweep wrote the run's files.
     """
     try:
-        files = read_ended(paths)
-    except Damaged:
-        return None
-    return files[0]["status"] if files else None
-
-
-def read_ended(paths: RunPaths) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return the contents of `summary.json` and `meta.json` of a run that has ended; None if the
-    run has not ended.
-
-    Raises:
-        Damaged: As in `read_run`.
-        Newer: As in `read_run`.
-    """
-    summary = read_summary(paths)
-    if summary is None:
-        return None
-    if damage := damage_of_records(paths, summary):
-        raise Damaged(damage)
-    return summary, read_meta(paths)
+        summary, meta = read_summary(paths), read_meta(paths)
+    except Damaged as error:
+        return Ending(damage=str(error), is_readable=False)
+    return Ending(summary, meta, damage_of_records(paths, summary) if summary else "")
 
 
 def damage_of_records(paths: RunPaths, summary: Mapping[str, Any] | None) -> str:

@@ -13,11 +13,8 @@ from bsweep.config import user_code
 from bsweep.config.rules import refuse_vain_evaluations
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.core.ranks import inside_horovodrun
-from bsweep.launch import check_machine, hosts_check
+from bsweep.launch import check_machine
 from bsweep.runlog.checkpoint_files import checkpoints
-from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import Damaged, read_summary
 from bsweep.strategies.sharding import check_sharding
 from bsweep.study import branching
 from bsweep.study.run_point import paths_of, result_of
@@ -102,47 +99,20 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
         check_own_strategy(config)
 
 
-def check_all(configs: Iterable[RunConfig]) -> list[list[str]]:
-    """Check that all points of a sweep can run, and return a list of warnings for each point.
-
-    See `check_point`.
+def check_all(configs: Iterable[RunConfig]) -> dict[Path, list[str]]:
+    """Check that all points of a sweep can run, and return the warnings about each point by its
+    run folder. See `check_point`.
 
     Raises:
         ConfigError: If any point cannot run here. It lists what was found of each such point.
     """
-    doubts: list[list[str]] = []
+    doubts: dict[Path, list[str]] = {}
     problems: dict[str, None] = {}  # each once, in order
     for config in configs:
         try:
-            doubts.append(check_point(config))
+            doubts[paths_of(config).folder] = check_point(config)
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
     if problems:
         raise ConfigError(*problems)
     return doubts
-
-
-def unready_hosts(configs: Iterable[RunConfig]) -> list[str]:
-    """Return the reasons why named hosts cannot run the given points; return none inside
-    horovodrun.
-    """
-    if inside_horovodrun():
-        return []
-    try:
-        return hosts_check.problems(configs)
-    except OSError as error:
-        return [f"results_dir: {error}."]
-
-
-def refuse_newer(study_dir: Path) -> None:
-    """Raise ConfigError if the summary of a run in the study has the format of a newer bsweep.
-
-    This version would not recognize such runs as ended, and would repeat them.
-    """
-    for summary in study_dir.glob("*/summary.json"):
-        try:
-            read_summary(RunPaths(summary.parent))
-        except Damaged:
-            pass  # a run with a damaged summary is repeated
-        except ValueError as error:
-            raise ConfigError(str(error)) from None

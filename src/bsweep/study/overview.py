@@ -192,20 +192,19 @@ def totals(rows: Sequence[Row], source: str, num_sweeps: int = 1) -> str:
     points without a result will take.
     """
     text = f"{counted(len(rows), 'point')}: {states.counted(row.state.status for row in rows)}"
-    left = [row for row in rows if row.is_left]
-    known = [row for row in left if row.seconds is not None]
-    if not left:
+    is_known = [row.seconds is not None for row in rows if row.is_left]
+    if not is_known:
         return text
-    if not known:
+    if not any(is_known):
         return (
             f"{text}; no estimate: no similar point has finished an epoch without other points "
             "running beside it"
         )
-    seconds = _sum([row.seconds for row in known]) or 0.0
-    hours = decimal_hours(_sum([row.worker_hours for row in known]))
-    share = f" for {len(known)} of {len(left)} points" if len(known) < len(left) else ""
+    left = sums(rows, source)
+    hours = decimal_hours(left["worker_hours_left"])
+    share = "" if all(is_known) else f" for {sum(is_known)} of {len(is_known)} points"
     at_once = f" with {num_sweeps} sweeps at the same time" if num_sweeps > 1 else ""
-    time = f"{duration(seconds / max(1, num_sweeps))}{at_once}"
+    time = f"{duration(left['seconds_left'] / max(1, num_sweeps))}{at_once}"
     return f"{text}; left: about {time}, {hours} worker-hours{share}, estimated by {source}"
 
 

@@ -26,7 +26,7 @@ from bsweep.launch import Outcome, resources
 from bsweep.launch.resources import Resources
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_meta
-from bsweep.study import provenance
+from bsweep.study.provenance import provenance
 from bsweep.study.run_point import Launch
 from bsweep.trackers import live
 
@@ -74,7 +74,7 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
     Raises:
         KeyboardInterrupt: If the points were asked to stop. All of them have stopped by then.
     """
-    provenance.machine_facts()  # a child sees only the cores to which it is bound
+    provenance()  # a child sees only the cores to which it is bound
     machine = resources.of_machine(configs)
     amounts = [resources.amount_for(config) for config in configs]
     most = min(_most_at_once(configs), len(machine.cores))

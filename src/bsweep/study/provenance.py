@@ -12,37 +12,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from bsweep.config.run import RunConfig
-from bsweep.core.ranks import inside_horovodrun, num_cores
-from bsweep.core.torch_versions import version
-
-
-def provenance(config: RunConfig) -> dict[str, Any]:
-    """Return facts about the origin of a run, such as the versions of its code, the machine of its
-    sweep, and the command that started it.
-
-    The facts help to explain why two runs differ that should have agreed.
-    """
-    return {"hosts": config.launch.named_hosts, **machine_facts()}
+from bsweep.core.ranks import inside_horovodrun
+from bsweep.launch.machine_facts import machine
 
 
 @functools.cache  # asking git and the driver takes longer than a short point's first steps
-def machine_facts() -> dict[str, Any]:
-    """Return the facts about the origin of a run that are the same for all runs of a process."""
+def provenance() -> dict[str, Any]:
+    """Return facts about the origin of the runs of this process, such as the versions of their
+    code, the machine of the sweep, and the command that started it.
+
+    The facts help to explain why two runs differ that should have agreed.
+    """
     return {
         "command": _command(),
         "host": platform.node(),
         "cpu": _cpu_model(),
-        "cores": num_cores(),
-        "memory_bytes": psutil.virtual_memory().total,
+        **machine(_PACKAGES),
         "gpus": _output(
             "nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"
         ),
         "platform": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in _PACKAGES},
         **_commit(),
     }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
-from bsweep.launch import Outcome
+from bsweep.launch import Outcome, hosts_check
 from bsweep.launch.stop import Stopping, seconds_before_retry
 from bsweep.runlog import reading
 from bsweep.runlog.checkpoint_files import (
@@ -29,7 +29,7 @@ from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.reading import Damaged
 from bsweep.runlog.records import Event
 from bsweep.runlog.shared_clock import file_system_time
-from bsweep.runlog.summary import damage_of_records, ended, write_summary
+from bsweep.runlog.summary import damage_of_records, read_ending, write_summary
 from bsweep.study import branching, claims, states
 from bsweep.study.progress import Progress
 from bsweep.study.provenance import provenance
@@ -68,7 +68,8 @@ def run_point(
         launch_point: Launches the point's workers and waits for them.
 
     Returns:
-        The status; "running" if another process is running the point.
+        The status; "running" if another process is running the point, and "unready" if its hosts
+        cannot run it.
 
     Raises:
         StopRequested: If somebody asked the run to stop. The run may be resumed later.
@@ -84,7 +85,18 @@ def run_point(
             if earlier.result:
                 progress.skip(config, why_skipped(config, earlier.result))
                 return earlier.result
-            outcome = _attempt(config, earlier, warnings, events, progress, launch_point)
+            # An earlier point or attempt may have failed on its hosts.
+            if unready := hosts_check.problems([config]):
+                why = f"not tried: {'; '.join(unready)}"
+                if number == 1:
+                    progress.skip(config, why)
+                    return "unready"
+                progress.note(why)
+            else:
+                outcome = _attempt(config, earlier, warnings, events, progress, launch_point)
+                events = []
+                if outcome.status in ("failed", "timeout"):
+                    hosts_check.forget(config)
             if not outcome.can_be_retried or number > config.launch.num_retries:
                 break
             retry = f"retry {number} of {config.launch.num_retries}"
@@ -94,7 +106,7 @@ def run_point(
             while claims.has_workers(paths.folder):  # a host may end its workers late
                 time.sleep(_POLL_SECONDS)
             cause = f"{outcome.status}: {outcome.message.splitlines()[0]}"
-            events = [Event(event="retried", message=f"{retry} after {cause}")]
+            events.append(Event(event="retried", message=f"{retry} after {cause}"))
     return outcome.status
 
 
@@ -124,10 +136,10 @@ def _attempt(
             log.write(event)
     progress.begin(config, paths, warnings, is_retry=bool(events))
     outcome = Outcome("interrupted", "interrupted while it ran")
-    stopping = Stopping(config, paths, progress.note)
+    stopping = Stopping(config, paths, progress.note, progress.poll)
     try:
         with stopping:
-            outcome = launch_point(config, paths, stopping.polled_with(progress.poll))
+            outcome = launch_point(config, paths, stopping.poll)
     except KeyboardInterrupt as error:
         raise StopRequested(by_signal=stopping.has_signal) from error
     except Exception as error:
@@ -157,7 +169,7 @@ def result_of(config: RunConfig) -> str | None:
 
     A repetition would most likely end in the same way, so a sweep does not run the point again.
     """
-    status = ended(paths_of(config))
+    status = read_ending(paths_of(config)).status
     return status if status in states.RESULTS else None
 
 
@@ -201,27 +213,24 @@ def read_earlier(paths: RunPaths) -> Earlier:
     Raises:
         Newer: If a newer bsweep wrote the run's files.
     """
-    damage = ""
+    ending = read_ending(paths)
+    if ending.status in states.RESULTS:
+        return Earlier(result=ending.status)
+    checkpoint, lost = soundest(paths)
+    if checkpoint is None or not ending.is_readable:
+        damage = lost or ending.damage or damage_of_records(paths, ending.summary)
+        return Earlier(damage=damage.removesuffix(f". {reading.REMEDY}"))
+    facts = checkpoint.facts()
+    assert facts, checkpoint
     try:
-        summary, meta = reading.read_summary(paths), reading.read_meta(paths)
-        if summary and summary["status"] in states.RESULTS:
-            damage = damage_of_records(paths, summary)
-            if not damage:
-                return Earlier(result=summary["status"])
-        checkpoint, lost = soundest(paths)
-        damage = lost or damage
-        if checkpoint is None:
-            damage = damage or damage_of_records(paths, summary)
-            return Earlier(damage=damage.removesuffix(f". {reading.REMEDY}"))
-        facts = checkpoint.facts()
-        assert facts, checkpoint
         content = (reading.content_of(paths.metrics) or b"")[: facts["metrics_bytes"]]
         records, _ = reading.records_in(content, paths.metrics, crc32=facts["metrics_crc32"])
         reading.refuse_repeated(records, paths.metrics)
     except Damaged as error:
         return Earlier(damage=str(error).removesuffix(f". {reading.REMEDY}"))
-    if summary:
-        wall_seconds = summary["wall_seconds"] or 0.0
+    meta = ending.meta
+    if ending.summary:
+        wall_seconds = ending.summary["wall_seconds"] or 0.0
     else:  # the run was killed together with its launcher
         seconds = facts["time"] - (meta.get("launched_at") or facts["time"])
         wall_seconds = (meta.get("wall_seconds_before") or 0.0) + max(0.0, seconds)
@@ -266,12 +275,13 @@ def prepare(config: RunConfig, paths: RunPaths, earlier: Earlier) -> Earlier:
     save_config(config, paths.config)
     user_code.save(config, paths.own)
     config.program.keep(paths.own)
-    times = {
+    facts = {
         "launched_at": file_system_time(paths.folder),
         "wall_seconds_before": earlier.wall_seconds,
+        **({"beside_others": True} if earlier.beside_others else {}),
+        "hosts": config.launch.named_hosts,
     }
-    company = {"beside_others": True} if earlier.beside_others else {}
-    write_json(paths.meta, {**times, **company, **provenance(config)})
+    write_json(paths.meta, {**facts, **provenance()})
     paths.metrics.touch()  # launchers watch it
     paths.stop.write_bytes(b"")
     return earlier

@@ -17,7 +17,7 @@ from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.core.following import GrowingFile
-from bsweep.launch import Outcome
+from bsweep.launch import Outcome, hosts_check
 from bsweep.launch.launcher import Entry
 from bsweep.runlog import profile_file
 from bsweep.runlog.files import RunPaths, write_json
@@ -93,6 +93,8 @@ def try_out(
     Returns:
         The times; if the steps could not be timed, a text that says why.
     """
+    if unready := hosts_check.problems([config]):
+        return f"failed: {'; '.join(unready)}"
     # Other hosts must see the folder, too: it lies beside the results.
     shared = next(path for path in config.study_dir.resolve().parents if path.exists())
     with tempfile.TemporaryDirectory(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 from bsweep.core.following import GrowingFile
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import checked, numbered, read_meta
-from bsweep.runlog.summary import read_ended
+from bsweep.runlog.reading import checked, numbered
+from bsweep.runlog.summary import read_ending
 from bsweep.study import claims
 
 RESULTS = ("completed", "diverged", "out_of_memory")
@@ -84,9 +83,12 @@ def state_of_run(folder: Path) -> State:
     """
     paths = RunPaths(folder)
     try:
-        if files := read_ended(paths):
-            return _ended(*files, paths)
-        return _under_way(paths) if paths.config.exists() else NEW
+        ending = read_ending(paths)
+        if ending.damage:
+            return State("damaged", ending.damage)
+        if ending.summary:
+            return _ended(ending.summary, ending.meta, paths)
+        return _under_way(paths, ending.meta) if paths.config.exists() else NEW
     except (ValueError, KeyError, TypeError, OSError) as error:
         return State("damaged", str(error))
 
@@ -149,7 +151,7 @@ class _UnderWay:
 _UNDER_WAY: dict[Path, _UnderWay] = {}  # kept, as a study is read every few seconds to watch it
 
 
-def _under_way(paths: RunPaths) -> State:
+def _under_way(paths: RunPaths, meta: Mapping[str, Any]) -> State:
     run = _UNDER_WAY.pop(paths.metrics, None) or _UnderWay(paths.metrics)
     if not run.look():  # records that were read before are gone
         run = _UnderWay(paths.metrics)
@@ -159,9 +161,6 @@ def _under_way(paths: RunPaths) -> State:
     was_killed = (
         "it was killed with the process that ran it, or the disk had no space for its summary"
     )
-    beside_others = False
-    with suppress(ValueError):  # a damaged meta.json is no reason to repeat a run
-        beside_others = bool(read_meta(paths).get("beside_others"))
     return State(
         "running" if is_running else "interrupted",
         "" if is_running else was_killed,
@@ -170,7 +169,7 @@ def _under_way(paths: RunPaths) -> State:
         whole_epochs=len(run.epochs),
         train_seconds=sum(epoch["train_seconds"] for epoch in run.epochs) if run.epochs else None,
         can_resume=is_running or bool(checkpoints(paths)),
-        beside_others=beside_others,
+        beside_others=bool(meta.get("beside_others")),
         **run.scores,
     )
 

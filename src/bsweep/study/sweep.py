@@ -20,7 +20,8 @@ from bsweep.config.values import ConfigError
 from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.whole_files import explained, is_full
-from bsweep.launch import pool
+from bsweep.launch import hosts_check
+from bsweep.launch.pool import ProcessPool
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.study import checks, claims, commands, parallel, states
 from bsweep.study.progress import Progress
@@ -55,27 +56,27 @@ class Sweep:
         repeats: bool = False,
     ) -> None:
         self._typed, self._repeats = typed, repeats
-        doubts = checks.check_all(configs)
-        self._doubts = dict(zip(map(_key, configs), doubts, strict=True))
-        for study_dir in {config.study_dir for config in configs}:
-            checks.refuse_newer(study_dir)
-        # A point that is given twice is run once.
-        self._points = {_key(config): config for config in configs if is_wanted(config)}
-        self.run_ids: Set[str] = {config.run_id for config in self._points.values()}
-        self.studies: dict[Path, list[RunConfig]] = {study_dir: [] for study_dir, _ in self._points}
+        self._doubts = checks.check_all(configs)
+        # By their folders: a point that is given twice is run once.
+        self._points = {paths_of(config).folder: config for config in configs if is_wanted(config)}
+        self.run_ids: Set[str] = {folder.name for folder in self._points}
+        self.studies: dict[Path, list[RunConfig]] = {folder.parent: [] for folder in self._points}
         """The points of the command in each study folder, for studies in which at least one point
         is to be run.
         """
         for config in configs:
             if config.study_dir in self.studies:
                 self.studies[config.study_dir].append(config)
-        results = {key: result_of(config) for key, config in self._points.items() if not repeats}
-        self._results = {key: result for key, result in results.items() if result}
-        self._left = [c for key, c in self._points.items() if key not in self._results]
-        if unready := checks.unready_hosts(self._left):
+        try:
+            results = {folder: result_of(config) for folder, config in self._points.items()}
+        except Newer as error:
+            raise ConfigError(str(error)) from None
+        self._results = {folder: end for folder, end in results.items() if end and not repeats}
+        self._left = [c for folder, c in self._points.items() if folder not in self._results]
+        if unready := hosts_check.problems(self._left):
             raise ConfigError(*unready)
         self._progress = Progress(len(self._points))
-        self._pool = pool.ProcessPool()
+        self._pool = ProcessPool()
 
     def run(self) -> list[str]:
         """Run the chosen points, and return the status of each.
@@ -90,14 +91,15 @@ class Sweep:
             stack.callback(self._pool.end)
             for config in self._points.values() if self._repeats else ():
                 set_aside(config)
-            for key, result in self._results.items():
-                self._progress.skip(self._points[key], why_skipped(self._points[key], result))
+            for folder, result in self._results.items():
+                config = self._points[folder]
+                self._progress.skip(config, why_skipped(config, result))
             statuses = {**self._results, **self._run_all(self._left)}
-            while others := [key for key, status in statuses.items() if status == "running"]:
+            while others := [folder for folder, end in statuses.items() if end == "running"]:
                 time.sleep(_WAIT_SECONDS)
-                for key in others:
-                    statuses[key] = self._run_after_others(self._points[key])
-        return [statuses[key] for key in self._points]
+                for folder in others:
+                    statuses[folder] = self._run_after_others(self._points[folder])
+        return [statuses[folder] for folder in self._points]
 
     def _register(self, study_dir: Path, points: Sequence[RunConfig], stack: ExitStack) -> None:
         """Register this sweep and its command in a study's folder until `stack` is closed; raise
@@ -116,9 +118,9 @@ class Sweep:
                 f"results_dir={points[0].results_dir} study={points[0].study}: {why}."
             ) from None
 
-    def _run_all(self, configs: Sequence[RunConfig]) -> dict[tuple[Path, str], str]:
+    def _run_all(self, configs: Sequence[RunConfig]) -> dict[Path, str]:
         """Run points at the same time if `launch.parallel` asks for it, otherwise in turn, and
-        return the status of each.
+        return the status of each by its folder.
         """
         why_in_turn = parallel.why_in_turn(configs)
         if why_in_turn is None:
@@ -129,12 +131,12 @@ class Sweep:
                 return self._run(configs[index], launch_point)
 
             statuses = parallel.run_at_once(configs, run_beside)
-            return dict(zip(map(_key, configs), statuses, strict=True))
+            folders = (paths_of(config).folder for config in configs)
+            return dict(zip(folders, statuses, strict=True))
         if why_in_turn:
             self._progress.say(why_in_turn)
-        ordered = [configs[index] for index in pool.by_processes(dict(enumerate(configs)))]
-        self._pool.expect(ordered)
-        return {_key(config): self._run(config) for config in ordered}
+        ordered = self._pool.ordered(configs)
+        return {paths_of(config).folder: self._run(config) for config in ordered}
 
     def _run_after_others(self, config: RunConfig) -> str:
         """Return the status of a point that another process ran; run the point if it has ended
@@ -149,8 +151,8 @@ class Sweep:
         return status
 
     def _run(self, config: RunConfig, launch_point: Launch | None = None) -> str:
-        """Run a point and return its status, also if it cannot be run: `unready` if its hosts are
-        not ready, `interrupted` if a disk is full, else `failed`.
+        """Run a point and return its status, also if it cannot be run: `interrupted` if a disk is
+        full, else `failed`.
         """
         if inside_horovodrun():
             from bsweep.launch import warm  # imports Horovod and torch
@@ -158,11 +160,8 @@ class Sweep:
             launch_point = warm.launch
         launch_point = launch_point or functools.partial(launch.launch, pool=self._pool)
         try:
-            # An earlier point may have failed on its hosts.
-            if unready := checks.unready_hosts([config]):
-                self._progress.skip(config, f"not tried: {'; '.join(unready)}")
-                return "unready"
-            return run_point(config, self._doubts[_key(config)], self._progress, launch_point)
+            doubts = self._doubts[paths_of(config).folder]
+            return run_point(config, doubts, self._progress, launch_point)
         except Exception as error:  # must not end the other points
             # A full disk of the run's own files: errors of its workers are on record.
             if isinstance(error, OSError) and is_full(error):
@@ -172,7 +171,3 @@ class Sweep:
                 traceback.print_exception(error)
             logger.error(f"bsweep: a point could not be run: {type(error).__name__}: {error}")
             return "failed"
-
-
-def _key(config: RunConfig) -> tuple[Path, str]:
-    return config.study_dir, config.run_id
