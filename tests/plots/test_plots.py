@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,13 @@ from matplotlib.text import Text
 import bsweep
 from bsweep import analysis, plots
 from bsweep.analysis.study.caching import caching
-from bsweep.plots.curves import looks
+from bsweep.plots.curves import COLORS, MARKERS, looks
+from bsweep.plots.lines import BATCH_LABEL
 from bsweep.plots.styles import settings_of
+from tests.support.split_study import WAYS, write_split_run
 from tests.support.synthetic_study import (
     META,
+    diloco,
     server,
     server_step_seconds,
     train_seconds,
@@ -127,7 +130,7 @@ def test_curves_by_epoch_hold_the_records(metric: str, grid: analysis.Study) -> 
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["1 worker", "", "2 workers", ""]
     labels = [axes.get_ylabel() for axes in figure.axes[:2]]
     assert labels == [f"Training {metric}", f"Test {metric}"]
-    assert legend_texts(figure)[:7] == [plots.BATCH_LABEL, *map(str, BATCHES)]
+    assert legend_texts(figure)[:7] == [BATCH_LABEL, *map(str, BATCHES)]
     test_with_two_workers = figure.axes[3]
     assert len(lines(test_with_two_workers)) == 6
     records = grid.epochs[grid.epochs["run_id"] == "b8_w2_horovod_s0"]
@@ -226,24 +229,42 @@ def test_runs_that_did_not_complete_are_crossed_at_their_batch(tmp_path: Path) -
     assert any(line.get_marker() == "x" for line in by_epoch.axes[0].lines)
 
 
+ODD: dict[str, tuple[Callable[..., object], dict[str, Any], str]] = {
+    "one batch": (write_study, {"local_batches": (64,), "num_workers": (2,)}, "time_by_batch"),
+    "many batches": (
+        write_study, {"local_batches": tuple(range(1, 17)), "num_workers": (2,)}, "time_by_batch"
+    ),
+    "nothing completed": (
+        write_run, {"local_batch": 8, "status": "failed", "num_epochs_done": 0}, ""
+    ),
+    "one round": (
+        write_run, {"settings": diloco("uniform"), "local_batch": 4, "num_workers": 4, "epochs": 1,
+                    "num_rounds": 1}, "idle_by_node loss_by_time"
+    ),
+    "tensor": (
+        write_split_run, {"strategy": WAYS[2][0], "workers": 2, "how": WAYS[2][1]},
+        "time_by_split memory_by_worker",
+    ),
+    "pipedream": (
+        write_split_run, {"strategy": WAYS[-1][0], "workers": 2, "how": WAYS[-1][1]},
+        "time_by_split memory_by_worker",
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("case", ["one batch", "many batches", "nothing completed", "published"])
+@pytest.mark.parametrize("case", ODD)
 def test_odd_studies_are_drawn_too(case: str, tmp_path: Path) -> None:
-    study = analysis.published()
-    if case == "nothing completed":
-        write_run(tmp_path / "s", local_batch=8, status="failed", num_epochs_done=0)
-    elif case != "published":
-        batches = (64,) if case == "one batch" else tuple(range(1, 17))
-        write_study(tmp_path / "s", local_batches=batches, num_workers=(2,))
-    if case != "published":
-        study = bsweep.load(tmp_path / "s")
+    write, settings, names = ODD[case]
+    write(tmp_path / "s", **settings)
+    study = bsweep.load(tmp_path / "s")
     with caching():
-        drawn = [draw(study) for draw in plots.figures(study).values()]
-    assert drawn or case == "nothing completed"
-    for figure in drawn:
+        drawn = {name: draw(study) for name, draw in plots.figures(study).items()}
+    assert set(names.split()) <= set(drawn)
+    for figure in drawn.values():
         assert_readable(figure)
     if case == "many batches":
-        assert len(tick_labels(plots.time_by_batch(study).axes[0])) <= 14
+        assert len(tick_labels(drawn["time_by_batch"].axes[0])) <= 14
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +300,7 @@ def test_bars_split_a_step(sharding: analysis.Study) -> None:
     assert [label.get_text() for label in four.get_yticklabels()] == [
         "ring all-reduce", "parameter server, by memory", "parameter server, by layer",
     ]  # fmt: skip
-    _, compute, exchange, wait = ([bar.get_width() for bar in bars] for bars in four.containers)
+    compute, exchange, wait = ([bar.get_width() for bar in bars] for bars in four.containers)
     assert exchange[1:] == pytest.approx([2, 4 * 0.743])
     assert wait[1:] == pytest.approx([0.025, 0.025])
     assert compute[1:] == pytest.approx([3.975, 3.975])
@@ -295,16 +316,16 @@ def test_a_study_of_servers_has_its_workers_as_axis_and_their_loads(
     names = ["ring all-reduce", "parameter server, by layer", "parameter server, by memory"]
     assert legend_texts(figure) == ["local batch 50", *names, "ideal"]
     for place, name in enumerate(("layer", "memory"), 1):
-        x, y = lines(speedup)[f"{plots.COLORS[place]} {plots.MARKERS[place]}"]
+        x, y = lines(speedup)[f"{COLORS[place]} {MARKERS[place]}"]
         assert x == [1, 4, 8]
         assert y == pytest.approx(
             [workers * 5 / server_step_seconds(workers, name) for workers in (1, 4, 8)]
         )
     figure = plots.server_load(sharding)
     shares, load = figure.axes[4:]  # 8 workers
-    by_memory, by_layer = ([bar.get_width() for bar in bars] for bars in shares.containers)
-    assert by_layer == pytest.approx([74.3, *[25.7 / 3] * 3])
-    assert by_memory == pytest.approx([25] * 4)
+    by_server = np.array([[bar.get_width() for bar in bars] for bars in shares.containers])
+    expected = np.array([[25.0, 25, 25, 25], [74.3, 25.7 / 3, 25.7 / 3, 25.7 / 3]])
+    np.testing.assert_allclose(by_server.T, expected)
     widths = [bar.get_width() for bar in load.containers[0]]
     assert widths == pytest.approx(
         [100 * 1 / 6, 100 * 0.5 * 8 * 0.743 / server_step_seconds(8, "layer")]
@@ -316,16 +337,13 @@ def test_a_study_of_servers_has_its_workers_as_axis_and_their_loads(
 
 @pytest.mark.full
 def test_learning_rate_rules_are_told_apart_by_colour_or_dashes(tmp_path: Path) -> None:
-    linear = {"optimizer.lr_rule": "linear"}
-    write_study(tmp_path / "s", num_workers=(2,))
-    write_study(tmp_path / "s", num_workers=(2,), settings=linear)
-    write_study(tmp_path / "s", num_workers=(1,))
-    write_study(tmp_path / "s", num_workers=(1,), settings=linear)
+    for settings in ({}, {"optimizer.lr_rule": "linear"}):
+        write_study(tmp_path / "s", num_workers=(2, 1), settings=settings)
     study = bsweep.load(tmp_path / "s")
     figure = plots.accuracy_and_loss_by_batch(study)
     words = ["1 worker", "2 workers", "learning-rate rule linear", "learning-rate rule per worker"]
     assert legend_texts(figure)[1:5] == words
-    drawn = [line for line in figure.axes[0].lines if line.get_marker() in plots.MARKERS]
+    drawn = [line for line in figure.axes[0].lines if line.get_marker() in MARKERS]
     assert len({(line.get_color(), line.get_linestyle()) for line in drawn}) == len(drawn) == 4
 
 

@@ -12,8 +12,7 @@ import pytest
 
 import bsweep
 from bsweep import analysis, plots
-from bsweep.analysis.study.caching import caching
-from bsweep.plots.curves import looks
+from bsweep.plots.curves import COLORS, looks
 from bsweep.runlog.measured import NoiseScale
 from bsweep.runlog.records import BatchChanged, Record, Step
 from tests.plots.test_plots import legend_texts
@@ -38,16 +37,6 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
             settings: dict[str, Any] = {"settings": diloco(name), "meta": launched, "num_rounds": 4}
             write_run(folder, local_batch=4, num_workers=4, seed=seed, epochs=1, **settings)
     return bsweep.load(folder)
-
-
-@pytest.mark.full
-def test_figures_of_rounds_are_drawn_of_one_run(tmp_path: Path) -> None:
-    run: dict[str, Any] = {"local_batch": 4, "num_workers": 4, "epochs": 1}
-    write_run(tmp_path / "s", **run, settings=diloco("uniform"), num_rounds=1)
-    alone = bsweep.load(tmp_path / "s")
-    with caching():
-        for name in ("idle_by_node", "loss_by_time"):
-            plots.figures(alone)[name](alone).draw_without_rendering()
 
 
 @pytest.mark.full
@@ -126,7 +115,7 @@ def test_the_figure_has_runs_whose_batch_changed(tmp_path: Path) -> None:
     batch, noise, _ = figure.axes
     assert list(batch.lines[0].get_ydata()) == [8] * 8 + [16] * 8  # type: ignore[arg-type]
     assert batch.lines[0].get_color() == looks(study)["variant", "batch by schedule"]["color"]
-    assert batch.lines[0].get_color() != plots.COLORS[0], "of the fixed batch, as in other figures"
+    assert batch.lines[0].get_color() != COLORS[0], "of the fixed batch, as in other figures"
     assert len(batch.lines) == 2, "a line for each run"
     (median,) = noise.lines
     assert list(median.get_ydata()) == pytest.approx([48] * 16)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from __future__ import annotations
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables import split_models as split_tables
+from bsweep.analysis.cell_tables.learning import times_to_target
 from bsweep.analysis.study.caching import caching
 from bsweep.analysis.study.naming import length_of, words
 from bsweep.plots import (
@@ -35,12 +36,11 @@ from bsweep.plots import (
     speed,
     splitting,
     surface,
-    target,
     times,
 )
-from bsweep.plots.along import timed_cells
-from bsweep.plots.curves import COLORS, LINES, MARKERS, in_order
-from bsweep.plots.drawing import BATCH_LABEL, StudyFigure, caption, save
+from bsweep.plots.curves import in_order
+from bsweep.plots.drawing import StudyFigure, caption, save
+from bsweep.plots.lines import timed_cells
 from bsweep.plots.styles import STYLES
 from bsweep.plots.surface import targets_in_words
 
@@ -50,7 +50,7 @@ _FIGURES = (
     StudyFigure("pareto_front", cost.several_workers, cost.pareto_front),
     StudyFigure("larger_clusters", analysis.larger_clusters, larger.larger_clusters),
     StudyFigure("accuracy_by_time", epochs.accuracies_by_time, epochs.accuracy_by_time),
-    StudyFigure("time_to_target", target.times_to_target, target.time_to_target),
+    StudyFigure("time_to_target", times_to_target, times.time_to_target),
     StudyFigure("time_by_batch", timed_cells, times.time_by_batch),
     StudyFigure(
         "accuracy_and_loss_by_batch", scores.final_scores, scores.accuracy_and_loss_by_batch
@@ -69,11 +69,7 @@ _FIGURES = (
 FIGURES: dict[str, StudyFigure] = {figure.name: figure for figure in _FIGURES}
 
 __all__ = [
-    "BATCH_LABEL",
-    "COLORS",
     "FIGURES",
-    "LINES",
-    "MARKERS",
     "STYLES",
     "caption",
     "figures",

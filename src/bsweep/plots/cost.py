@@ -13,13 +13,14 @@ from matplotlib.figure import Figure
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.core.words import counted
-from bsweep.plots import drawing
+from bsweep.plots import drawing, scales
 from bsweep.plots.curves import handle, looks
 from bsweep.plots.surface import targets_in_words
 
 # A worker count that no run had.
 _PREDICTED: dict[str, Any] = {"color": drawing.GRAY, "marker": "P"}
 _HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 1.2}  # simulated
+_DASHES: dict[str, Any] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.0}
 
 
 def several_workers(study: Study) -> pd.DataFrame:
@@ -29,11 +30,9 @@ def several_workers(study: Study) -> pd.DataFrame:
     With one worker count the fastest cell also takes the fewest worker-seconds.
     """
     cells = analysis.surface(study)
-    return (
-        cells[cells.groupby("where")["num_workers"].transform("nunique") > 1]
-        if len(cells)
-        else cells
-    )
+    if cells.empty:
+        return cells
+    return cells[cells.groupby("where")["num_workers"].transform("nunique") > 1]
 
 
 def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
@@ -44,29 +43,28 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
     front are named and have an interval.
     """
     cells = cells[cells["is_allowed"]]
-    parts = [(str(where), rows) for where, rows in cells.groupby("where", sort=False)]
+    parts = list(cells.groupby("where", sort=False))
     figure, grid = drawing.grid(len(parts), 1, 3.0)
-    counts = sorted(set(cells["num_workers"]))
     known = looks(study)
-    shown = {count: known.get(("num_workers", count), _PREDICTED) for count in counts}
+    points: dict[int, dict[str, Any]] = {
+        count: {**known.get(("num_workers", count), _PREDICTED), "linestyle": ""}
+        for count in sorted(set(cells["num_workers"]))
+    }
     for (axes,), (where, rows) in zip(grid, parts, strict=True):
-        _draw_front(axes, rows, shown)
-        axes.set_title(drawing.broken(where, 60), loc="left")
+        _draw_front(axes, rows, points)
+        axes.set_title(drawing.broken(str(where), 60), loc="left")
         axes.set(xlabel=f"Time to {targets_in_words(rows)} (s)", ylabel="Worker-seconds")
-    handles = [
-        handle({**shown[count], "linestyle": ""}, counted(count, "worker"))
-        for count in counts
-        if shown[count] is not _PREDICTED
-    ]
-    if others := [str(count) for count in counts if shown[count] is _PREDICTED]:
+    measured = [count for count in points if ("num_workers", count) in known]
+    handles = [handle(points[count], counted(count, "worker")) for count in measured]
+    if others := [str(count) for count in points if count not in measured]:
         handles.append(handle({**_PREDICTED, "linestyle": ""}, f"{', '.join(others)} workers"))
     is_simulated = bool(cells["is_simulated"].any())
     if is_simulated:
         hollow = {"color": drawing.GRAY, "marker": "o", "linestyle": "", **_HOLLOW}
         handles.append(handle(hollow, "simulated"))
-    front = handle({"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.0}, "front")
-    has_line = cells.groupby("where")["is_on_front"].sum().max() > 1
-    drawing.legends(figure, ([*handles, *[front] * bool(has_line)], ""))
+    if cells.groupby("where")["is_on_front"].sum().max() > 1:
+        handles.append(handle(_DASHES, "front"))
+    drawing.add_legend(figure, handles)
     return drawing.captioned(
         figure,
         f"Worker-seconds against seconds to {targets_in_words(cells)}, with one point for each "
@@ -79,43 +77,24 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
     )
 
 
-def _draw_front(axes: Axes, rows: pd.DataFrame, shown: dict[int, dict[str, Any]]) -> None:
-    for count, look in shown.items():
-        of = rows[rows["num_workers"] == count]
-        for one, more in ((of[~of["is_simulated"]], {}), (of[of["is_simulated"]], _HOLLOW)):
-            axes.plot(
-                one["seconds"],
-                one["worker_seconds"],
-                **{**look, "linestyle": "", **more},
-                alpha=0.35,
-            )
-    front, small = rows[rows["is_on_front"]].sort_values("seconds"), rcParams["xtick.labelsize"]
-    stairs: dict[str, Any] = {"where": "post", "linestyle": (0, (4, 2)), "linewidth": 1.0}
-    axes.step(front["seconds"], front["worker_seconds"], "k", **stairs)
-    for cell in front.to_dict("records"):
-        workers = cell["num_workers"]
-        color = shown[workers]["color"]
-        off = np.abs(
-            [[cell["seconds"] - cell["typical_low"]], [cell["typical_high"] - cell["seconds"]]]
+def _draw_front(axes: Axes, rows: pd.DataFrame, points: dict[int, dict[str, Any]]) -> None:
+    front = rows[rows["is_on_front"]].sort_values("seconds")
+    axes.step(front["seconds"], front["worker_seconds"], where="post", **_DASHES)
+    below: dict[str, Any] = {"textcoords": "offset points", "xytext": (-4, -12), "ha": "right"}
+    for cell in rows.sort_values("is_on_front", kind="stable").to_dict("records"):
+        workers, seconds, spent = (
+            cell[name] for name in ("num_workers", "seconds", "worker_seconds")
         )
-        place = ([cell["seconds"]], [cell["worker_seconds"]])
-        axes.errorbar(
-            *place, xerr=off, yerr=workers * off, fmt="none", ecolor=color, elinewidth=1.0
-        )
-        hollow = _HOLLOW if cell["is_simulated"] else {}
-        axes.plot(
-            *place,
-            **{**shown[workers], "linestyle": "", "markersize": 7, **hollow},
-            markeredgecolor="black",
-        )
-        spot = cell["seconds"], cell["worker_seconds"]
-        below: dict[str, Any] = {"textcoords": "offset points", "xytext": (-4, -12), "ha": "right"}
-        named = f"{cell['global_batch']}" + f" on {workers}" * bool(cell["is_simulated"])
-        axes.annotate(named, spot, **below, fontsize=small)
-    for axis, scale, name in (
-        (axes.xaxis, axes.set_xscale, "seconds"),
-        (axes.yaxis, axes.set_yscale, "worker_seconds"),
-    ):
-        scale("log")
-        axes.margins(x=0.12, y=0.1)
-        drawing.plain_log_ticks(axis, *drawing.extent(rows[name]))
+        look = {**points[workers], **(_HOLLOW if cell["is_simulated"] else {})}
+        axes.plot(seconds, spent, **look, alpha=0.35)
+        if cell["is_on_front"]:
+            off = np.abs([[seconds - cell["typical_low"]], [cell["typical_high"] - seconds]])
+            bars: dict[str, Any] = {"fmt": "none", "ecolor": look["color"], "elinewidth": 1.0}
+            axes.errorbar([seconds], [spent], xerr=off, yerr=workers * off, **bars)
+            axes.plot(seconds, spent, **look, markersize=7, markeredgecolor="black")
+            name = f"{cell['global_batch']}" + f" on {workers}" * bool(cell["is_simulated"])
+            axes.annotate(name, (seconds, spent), **below, fontsize=rcParams["xtick.labelsize"])
+    axes.set(xscale="log", yscale="log")
+    axes.margins(x=0.12, y=0.1)
+    scales.plain_log_ticks(axes.xaxis, *scales.extent(rows["seconds"]))
+    scales.plain_log_ticks(axes.yaxis, *scales.extent(rows["worker_seconds"]))

@@ -7,10 +7,11 @@ lines share a panel.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count, cycle
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ INK = "#333333"  # of rows and of lines beyond the colours, which labels and mar
 _RAMPS = {"local_batch": ("viridis", 0.0, 0.85), "num_workers": ("YlOrBr", 0.4, 0.95)}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
+# The look of background lines, which have panels of their own.
+BEHIND: dict[str, Any] = {"color": "#D5D5D5", "linewidth": 0.8, "zorder": 1}
 MAX_LINES = 8  # in a panel
 MAX_PANELS = 8
 # The end of a variant's name that lists each worker's batch.
@@ -46,13 +49,13 @@ class Curve:
     line stands for.
     """
 
-    key: dict[str, Any]
-    colored_by: str
-    color_label: str
-    line_label: str
     look: dict[str, Any]
     cells: pd.DataFrame
-    members: tuple[str, ...]
+    key: dict[str, Any] = field(default_factory=dict)
+    colored_by: str = ""
+    color_label: str = ""
+    line_label: str = ""
+    members: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -82,9 +85,7 @@ def readable(study: Study, table: pd.DataFrame) -> pd.DataFrame:
         return table
     table, names = in_order(study, table), _names(study)
     index = table.index.to_frame(index=False)
-    index["variant"] = [
-        names.get(variant) or words("variant", variant) for variant in index["variant"]
-    ]
+    index["variant"] = [names.get(name) or words("variant", name) for name in index["variant"]]
     return table.set_index(pd.MultiIndex.from_frame(index))
 
 
@@ -101,33 +102,27 @@ def in_order(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         All rows of `table`, reordered.
     """
-    ranks = zip(*(_ranks(study, table, name) for name in analysis.levels(table)), strict=True)
-    return table.iloc[[place for _, place in sorted(zip(ranks, range(len(table)), strict=True))]]
+    return table.sort_index(key=partial(_ranks, study), kind="stable")
 
 
-def _ranks(study: Study, table: pd.DataFrame, name: str) -> list[int]:
-    """Return, for each row of a table, the position of the row's value of the index level `name` in
-    the order of display.
-    """
-    found = table.index.get_level_values(name)
-    values = _values(found)
-    if not pd.api.types.is_numeric_dtype(found) and "launched_at" in study.provenance:
+def _ranks(study: Study, setting: pd.Index[Any]) -> Any:
+    """Return the position in the order of display of each value of an index level."""
+    values = _values(setting)
+    if not pd.api.types.is_numeric_dtype(setting) and "launched_at" in study.provenance:
         launched = pd.to_numeric(study.provenance.set_index("run_id")["launched_at"])
         runs = analysis.by_cell(study.runs)
-        if name in runs.index.names:
-            first = runs["run_id"].map(launched).groupby(level=name).min()
+        if setting.name in runs.index.names:
+            first = runs["run_id"].map(launched).groupby(level=setting.name).min()
             values.sort(key=lambda value: first.get(value, np.inf))
-    places = {value: place for place, value in enumerate(values)}
-    return [places[value] for value in found]
+    return pd.Index(pd.Index(values).get_indexer(setting))
 
 
-def _values(found: pd.Index[Any]) -> list[Any]:
+def _values(setting: pd.Index[Any]) -> list[Any]:
     """Return the distinct values of an index: numbers in ascending order, other values in the order
     of the table.
     """
-    return (
-        sorted(set(found)) if pd.api.types.is_numeric_dtype(found) else list(dict.fromkeys(found))
-    )
+    distinct = setting.unique()
+    return list(distinct.sort_values() if pd.api.types.is_numeric_dtype(setting) else distinct)
 
 
 def _names(study: Study) -> dict[str, str]:
@@ -140,20 +135,16 @@ def _names(study: Study) -> dict[str, str]:
     if not (cells["local_batches"] != "").any() or "local_batch" in analysis.varying(cells):
         return {}
     even = str(cells.index.get_level_values("local_batch")[0])
-    lists = (
-        cells["local_batches"]
-        .replace("", even)
-        .groupby(level="variant")
-        .agg(dict.fromkeys)
-        .map(list)
-    )
-    named = {str(name): "; ".join(map(_each, texts)) for name, texts in lists.items()}
-    return {name: f"{words('variant', name)} ({batches})" for name, batches in named.items()}
+    lists = cells["local_batches"].replace("", even).groupby(level="variant")
+    return {
+        str(name): f"{words('variant', name)} ({'; '.join(map(_each, dict.fromkeys(texts)))})"
+        for name, texts in lists
+    }
 
 
 def _each(batches: str) -> str:
-    found = batches.split("/")
-    return batches if len(set(found)) > 1 else f"{found[0]} each"
+    first, *others = dict.fromkeys(batches.split("/"))
+    return batches if others else f"{first} each"
 
 
 def said(name: str, value: object) -> str:
@@ -194,19 +185,20 @@ def looks(study: Study) -> dict[tuple[str, Any], dict[str, Any]]:
         The looks; names of variants are in words, as in `readable`.
     """
     cells = readable(study, analysis.cells(study.runs))
-    varying = analysis.varying(cells)
-    found: dict[tuple[str, Any], dict[str, Any]] = {}
-    place = 0
+    varying = {"variant", *analysis.varying(cells)}
+    looks: dict[tuple[str, Any], dict[str, Any]] = {}
+    places = count()
     for name in sorted(analysis.levels(cells), key=lambda name: name != "variant"):
         values = _values(cells.index.get_level_values(name))
         if name in _RAMPS:
-            for at, (value, color) in enumerate(zip(values, ramp(name, len(values)), strict=True)):
-                found[name, value] = {"color": color, "marker": MARKERS[at % len(MARKERS)]}
-        elif name in varying or name == "variant":
-            for value in values:
-                found[name, value] = _categorical(place)
-                place += 1
-    return found
+            colors = zip(ramp(name, len(values)), cycle(MARKERS), strict=False)
+            looks |= {
+                (name, value): {"color": color, "marker": marker}
+                for value, (color, marker) in zip(values, colors, strict=False)
+            }
+        elif name in varying:
+            looks |= {(name, value): _categorical(next(places)) for value in values}
+    return looks
 
 
 def ramp(name: str, count: int) -> list[str]:
@@ -243,43 +235,31 @@ def curves(
         alike_in: Columns to compare. Variants that are equal in them become one line.
     """
     names: list[Any] = [name for name in analysis.levels(table) if name != along]
-    if table.empty:
-        return []
     groups: dict[Any, pd.DataFrame] = dict(list(table.groupby(level=names, sort=False)))
     members = _alike(groups, names, along, alike_in)
-    shown = pd.MultiIndex.from_tuples(members, names=names)
-    levels = {name: _values(shown.get_level_values(name)) for name in names}
-    colored_by = max(
-        sorted(names, key=lambda name: name != colored_by), key=lambda name: len(levels[name])
-    )
+    counts = pd.DataFrame(list(members), columns=names).nunique()
+    preferred = sorted(names, key=lambda name: name != colored_by)
+    colored_by = max(preferred, key=lambda name: int(counts[name]))
     at = names.index(colored_by)
-    known = looks(study)
-    others = {
-        rest: place
-        for place, rest in enumerate(dict.fromkeys(key[:at] + key[at + 1 :] for key in members))
-    }
+    dashes = list(dict.fromkeys(key[:at] + key[at + 1 :] for key in members))
     varying = [name for name in names if name in analysis.varying(table)]
     # The level that names the line if there is only one.
     alone = "local_batch" if colored_by == "local_batch" else "variant"
-    found = []
-    for key, of_line in members.items():
-        named = dict(zip(names, key, strict=True))
-        labels = {
-            name: said(name, named[name])
-            for name in varying or [alone]
-            if applies(name, named[name])
-        }
+    drawn = []
+    for key, variants in members.items():
+        settings = dict(zip(names, key, strict=True))
+        shown = [name for name in varying or [alone] if applies(name, settings[name])]
+        labels = {name: said(name, settings[name]) for name in shown}
         if colored_by == "local_batch":
             labels[colored_by] = str(key[at])  # The legend's title names the quantity.
-        if len(of_line) > 1:
-            labels["variant"] = f"{named['variant']} and {len(of_line) - 1} equal to it"
+        if len(variants) > 1:
+            labels["variant"] = f"{settings['variant']} and {len(variants) - 1} equal to it"
         color_label, line_label = labels.pop(colored_by, ""), ", ".join(reversed(labels.values()))
-        line = others[key[:at] + key[at + 1 :]]
-        look = known.get((colored_by, key[at])) or _categorical(0)
-        look = {**look, "linestyle": LINES[line % len(LINES)]}
-        cells = groups[key].droplevel(names)
-        found.append(Curve(named, colored_by, color_label, line_label, look, cells, of_line))
-    return found
+        look = looks(study).get((colored_by, key[at])) or _categorical(0)
+        dash = LINES[dashes.index(key[:at] + key[at + 1 :]) % len(LINES)]
+        cells, look = groups[key].droplevel(names), {**look, "linestyle": dash}
+        drawn.append(Curve(look, cells, settings, colored_by, color_label, line_label, variants))
+    return drawn
 
 
 def _alike(
@@ -295,13 +275,8 @@ def _alike(
         variant = str(settings.pop("variant", ""))
         values = [f"{value:.6g}" for value in cells[list(columns)].to_numpy(float).flat]
         is_known = any(value != "nan" for value in values)
-        seen = (
-            *settings.values(),
-            *cells.index.get_level_values(along),
-            *values,
-            *(() if is_known else key),
-        )
-        first = firsts.setdefault(seen, key)
+        places = cells.index.get_level_values(along)
+        first = firsts.setdefault((*settings.values(), *places, *values) if is_known else key, key)
         members[first] = (*members.get(first, ()), variant)
     return members
 
@@ -310,16 +285,15 @@ def alike_words(curves: Sequence[Curve]) -> str:
     """Return a text with one sentence for each line of a figure that stands for several variants
     with equal values.
     """
-    said = []
+    sentences = []
     for curve in curves:
         if len(curve.members) > 1:
             others = curve.line_label if curve.colored_by == "variant" else curve.color_label
-            other_settings = f" ({others})" if others else ""
-            said.append(
+            sentences.append(
                 f"One line stands for {len(curve.members)} variants with equal values"
-                f"{other_settings}: {'; '.join(curve.members)}."
+                f"{f' ({others})' if others else ''}: {'; '.join(curve.members)}."
             )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def in_panels(
@@ -334,21 +308,23 @@ def in_panels(
     """
     if len(curves) <= MAX_LINES and not apart:
         return [Panel("", curves)]
-    by_title: dict[str, list[Curve]] = {}
-    for curve in curves:
-        by_title.setdefault(curve.line_label, []).append(
-            replace(curve, look={**curve.look, "linestyle": "-"})
-        )
-    if all(len(of_title) <= MAX_LINES for of_title in by_title.values()):
-        shown, words = _best(study, list(by_title.values()), metric)
-        return [Panel(of_title[0].line_label, of_title, left_out=words) for of_title in shown]
-    alone, words = _best(
-        study, [[replace(curve, look={**curve.look, "linestyle": "-"})] for curve in curves], metric
+    solid = [replace(curve, look={**curve.look, "linestyle": "-"}) for curve in curves]
+    groups: dict[str, list[Curve]] = {}
+    for curve in solid:
+        groups.setdefault(curve.line_label, []).append(curve)
+    is_alone = max(map(len, groups.values())) > MAX_LINES
+    shown, left_out = _best(
+        study, [[curve] for curve in solid] if is_alone else list(groups.values()), metric
     )
-    every = [curve for (curve,) in alone]
+    drawn = [curve for group in shown for curve in group]
     return [
-        Panel(curve.label, [curve], [other for other in every if other is not curve], words)
-        for curve in every
+        Panel(
+            group[0].label if is_alone else group[0].line_label,
+            group,
+            [curve for curve in drawn if curve is not group[0]] if is_alone else (),
+            left_out,
+        )
+        for group in shown
     ]
 
 
@@ -359,14 +335,13 @@ def _best(study: Study, groups: list[list[Curve]], metric: str) -> tuple[list[li
     is_more_better = metric.endswith(("accuracy", "per_second"))
     sign = -1 if is_more_better else 1
     scores = [min((sign * curve.cells[metric]).min() for curve in group) for group in groups]
-    order = sorted(range(len(groups)), key=lambda at: (math.isnan(scores[at]), scores[at]))
+    order = np.argsort(scores, kind="stable")  # NaN comes last
     best = "largest" if is_more_better else "smallest"
     name = metric.replace("test_", f"{evaluated_part(study.runs)} ").replace("_", " ")
-    words = (
+    return [groups[at] for at in sorted(order[:MAX_PANELS])], (
         f"The figure shows {MAX_PANELS} of {len(groups)} panels: those with the {best} "
         f"{name}. The tables have all."
     )
-    return [groups[at] for at in sorted(order[:MAX_PANELS])], words
 
 
 def handles(curves: Sequence[Curve]) -> list[Line2D]:
@@ -377,17 +352,13 @@ def handles(curves: Sequence[Curve]) -> list[Line2D]:
     """
     if len({curve.line_label for curve in curves}) < 2:
         return [handle(curve.look, curve.label) for curve in curves]
-    lines = {
-        curve.line_label: {"color": "#444444", "linestyle": curve.look["linestyle"]}
-        for curve in curves
-    }
-    return [*colors(curves), *(handle(look, label) for label, look in lines.items())]
+    dashes = {curve.line_label: curve.look["linestyle"] for curve in curves}
+    black = [handle({"color": "#444444", "linestyle": dashes[text]}, text) for text in dashes]
+    return [*_colors(curves), *black]
 
 
-def colors(curves: Sequence[Curve]) -> list[Line2D]:
-    """Return one legend entry for each colour, for figures whose panel titles already explain the
-    dash patterns.
-    """
+def _colors(curves: Sequence[Curve]) -> list[Line2D]:
+    """Return one legend entry for each colour."""
     looks = {
         curve.color_label or curve.line_label: {**curve.look, "linestyle": "-"} for curve in curves
     }
@@ -395,11 +366,13 @@ def colors(curves: Sequence[Curve]) -> list[Line2D]:
 
 
 def panel_handles(panels: Sequence[Panel]) -> list[Line2D]:
-    """Return the legend's entries for the lines in a figure's panels."""
+    """Return the legend's entries for the lines in a figure's panels, whose titles explain the dash
+    patterns if there are several.
+    """
     if panels[0].others:
-        return [handle({"color": "#D5D5D5"}, "the others")]
+        return [handle(BEHIND, "the others")]
     shown = [curve for panel in panels for curve in panel.curves]
-    return handles(shown) if len(panels) == 1 else colors(shown)
+    return handles(shown) if len(panels) == 1 else _colors(shown)
 
 
 def handle(look: dict[str, Any], label: str) -> Line2D:

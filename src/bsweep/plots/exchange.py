@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -15,20 +14,19 @@ from bsweep.analysis import Study
 from bsweep.analysis.study.numbers import spread
 from bsweep.plots import drawing
 from bsweep.plots.curves import common, readable
-from bsweep.plots.rows import few_enough, panels_of_rows
+from bsweep.plots.rows import Column, bars, few_enough, write_beside
 
-# The name in the legend and the look of each column of `analysis.step_times`, in a bar's order. The
-# pale fills (Tol's light scheme) are no colours of lines.
+# The name in the legend and the look of each part of a step, in a bar's order. The pale fills
+# (Tol's light scheme) are no colours of lines.
+_HATCHED = {"facecolor": "white", "edgecolor": "#999999", "hatch": "//////", "linewidth": 0}
 _PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "compute_seconds": ("computing", {"facecolor": "#DDDDDD"}),
     "codec_seconds": ("coding", {"facecolor": "#FFAABB"}),
     "exposed_exchange_seconds": ("exchange, not overlapped", {"facecolor": "#EE8866"}),
-    "wait_seconds": (
-        "waiting for others",
-        {"facecolor": "white", "edgecolor": "#999999", "hatch": "//////", "linewidth": 0},
-    ),
+    "wait_seconds": ("waiting for others", _HATCHED),
+    "unsplit_seconds": ("parts not measured", {"facecolor": drawing.PALE}),
 }
-_WHISKERS: dict[str, Any] = {"ecolor": "#444444", "elinewidth": 0.8, "capsize": 2}
+_WHISKERS: dict[str, Any] = {"fmt": "none", "ecolor": "#444444", "elinewidth": 0.8, "capsize": 2}
 
 
 def exchange_times(study: Study) -> pd.DataFrame:
@@ -43,27 +41,23 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
     The parts are computing, coding, exchanging and waiting for others.
     """
     times, left_out = few_enough(table)
-    figure, panels = panels_of_rows(times, 1, sorted_by="total_seconds")
-    parts = {
-        name: part for name, part in _PARTS.items() if name in times and times[name].gt(0).any()
-    }
     is_split = times["compute_seconds"].notna()
-    for (axes,), rows in panels:
-        left = np.zeros(len(rows))
-        total = rows["total_seconds"].to_numpy()
-        axes.barh(range(len(rows)), total, facecolor=drawing.PALE)
-        for name, (_, look) in parts.items():
-            widths = rows[name].where(rows["compute_seconds"].notna(), 0).fillna(0).to_numpy()
-            axes.barh(range(len(rows)), widths, left=left, **look)
-            left += widths
-        _name_totals(axes, rows)
-    highest = (times["total_seconds"] + times["total_seconds_ci95"].fillna(0)).max()
+    seconds = times.where(is_split).assign(unsplit_seconds=times["total_seconds"].mask(is_split))
+    parts = {name: part for name, part in _PARTS.items() if seconds[name].gt(0).any()}
+    looks = {name: look for name, (_, look) in parts.items()}
     unit = analysis.step_unit(study)
     label = "Seconds per training step" if unit == "step" else f"Seconds per {unit}"
-    axes.set(xlabel=label, xlim=(0, 1.2 * highest))
-    handles = [Patch(label=name, **look) for name, look in parts.values() if is_split.any()]
-    handles += [] if is_split.all() else [Patch(facecolor=drawing.PALE, label="parts not measured")]
-    drawing.legends(figure, (handles, common(times)))
+    figure, panels = bars(times, [(label, seconds, looks)], sorted_by="total_seconds")
+    ends = times["total_seconds"] + times["total_seconds_ci95"].fillna(0)
+    for (axes,), rows in panels:
+        total, half = (rows[f"total_seconds{name}"].to_numpy() for name in ("", "_ci95"))
+        if np.isfinite(half).any():
+            axes.errorbar(total, range(len(rows)), xerr=half, **_WHISKERS)
+        for place, key in enumerate(rows.index):
+            write_beside(axes, ends[key], place, spread(total[place], half[place]))
+        axes.set_xlim(0, 1.2 * ends.max())
+    handles = [Patch(label=name, **look) for name, look in parts.values()]
+    drawing.add_legend(figure, handles, common(times))
     coding = ", the time to compress and restore gradients" if "codec_seconds" in parts else ""
     return drawing.captioned(
         figure,
@@ -78,24 +72,6 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
     )
 
 
-def _name_totals(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw the interval of each bar's whole time, and write the time beside it."""
-    total = rows["total_seconds"].to_numpy()
-    half = rows["total_seconds_ci95"].to_numpy()
-    ends = total + np.nan_to_num(half)
-    if np.isfinite(half).any():
-        axes.errorbar(total, range(len(rows)), xerr=half, fmt="none", **_WHISKERS)
-    for place, (seconds, end) in enumerate(zip(total, ends, strict=True)):
-        axes.annotate(
-            spread(seconds, half[place]),
-            (end, place),
-            (3, 0),
-            textcoords="offset points",
-            va="center",
-            size=7,
-        )
-
-
 def server_load(study: Study, table: pd.DataFrame) -> Figure:
     """Draw which share of the parameters each server holds, and for what part of the training time
     the busiest server works.
@@ -103,18 +79,20 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
     The fullest server is dark. Shares are left out if each cell has one server.
     """
     loads, left_out = few_enough(table)
-    shares = readable(study, analysis.server_shares(study))
+    shares = readable(study, 100 * analysis.server_shares(study))
     is_shared = bool(shares.notna().sum(axis="columns").max() > 1)
-    figure, panels = panels_of_rows(loads, 1 + is_shared, sorted_by="busiest_load")
-    for row, rows in panels:
-        if is_shared:
-            _draw_shares(row[0], rows, shares)
-        row[-1].barh(range(len(rows)), 100 * rows["busiest_load"], color=drawing.GRAY)
+    fullest_first = pd.DataFrame(-np.sort(-shares.to_numpy(), axis=1), shares.index)
+    looks: dict[Any, dict[str, Any]] = {
+        place: {"color": "#CCCCCC" if place else "#555555", "edgecolor": "white", "linewidth": 0.6}
+        for place in fullest_first
+    }
+    held = ("Share of the parameters by\nserver, the fullest first (%)", fullest_first, looks)
+    busy = "Busy time of the busiest\nserver (% of training time)"
+    load = (busy, 100 * loads[["busiest_load"]], {"busiest_load": {"color": drawing.GRAY}})
+    columns: list[Column] = [held, load] if is_shared else [load]
+    figure, panels = bars(loads, columns, sorted_by="busiest_load")
     if is_shared:
-        held = "Share of the parameters by\nserver, the fullest first (%)"
-        row[0].set(xlabel=held, xlim=(0, 100))
-    row[-1].set_xlabel("Busy time of the busiest\nserver (% of training time)")
-    row[-1].set_xlim(left=0)
+        panels[0][0][0].set_xlim(0, 100)
     return drawing.captioned(
         figure,
         "Left: the shares of the parameters that the servers hold, with the fullest server in "
@@ -126,11 +104,3 @@ def server_load(study: Study, table: pd.DataFrame) -> Figure:
         f"n = {drawing.span(loads['n'])} per bar.",
         left_out,
     )
-
-
-def _draw_shares(axes: Axes, rows: pd.DataFrame, shares: pd.DataFrame) -> None:
-    edge: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6}
-    for place, key in enumerate(rows.index):
-        held = np.sort(100 * shares.loc[key].dropna().to_numpy())[::-1]
-        colors = ["#555555", *["#CCCCCC"] * (len(held) - 1)]
-        axes.barh([place] * len(held), held, left=np.cumsum(held) - held, color=colors, **edge)

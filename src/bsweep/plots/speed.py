@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables.split_models import kind_of_scaling
 from bsweep.core.words import counted
-from bsweep.plots import drawing
-from bsweep.plots.along import (
-    CROSSES,
-    along,
-    draw_failed,
-    draw_panel,
-    one_quantity,
-    timed_cells,
-)
-from bsweep.plots.curves import (
-    Curve,
-    Panel,
-    common,
-    curves,
-    handle,
-    handles,
-    in_panels,
-    panel_handles,
-    readable,
-)
+from bsweep.plots.curves import Curve, Panel, curves, handle, handles, readable, said
+from bsweep.plots.drawing import GRAY
+from bsweep.plots.lines import SIZES, lines, size_of, timed_cells
 
-_IDEAL: dict[str, Any] = {"color": drawing.GRAY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
+_IDEAL: dict[str, Any] = {"color": GRAY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 
 
 def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
@@ -45,36 +27,34 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
     The speed-up is at equal local batch; the ideal speed-up is drawn too. If the study has one
     batch size, both panels are over workers, as figure 2 of the parameter-sharding study.
     """
-    name, scaling = along(cells), readable(study, _speedups(timed_cells(study)))
-    label = "Examples per second, all workers"
-    if not name:
-        return one_quantity(
-            cells, "images_per_second", label, "Examples per second, all workers together."
-        )
-    found = curves(study, cells, name, "num_workers" if name == "local_batch" else "variant")
-    panels = in_panels(study, found, "images_per_second")
-    figure, grid = drawing.grid(len(panels), 1 if scaling.empty else 2, 2.6)
-    failed: list[Line2D] = []
-    speedups: list[Curve] = []
-    for (left, *right), panel in zip(grid, panels, strict=True):
-        failed = _draw_speeds(left, panel, cells, name) or failed
-        for axes in right:
-            speedups += _draw_speedup(axes, study, _of_panel(scaling, panel), name)
-    names = [label, _speedup_label(scaling)][: len(grid[0])]
-    drawing.name_panels([panel.title for panel in panels], grid, drawing.AXES[name][0], names)
-    for row in grid if speedups else ():
-        row[1].set_xlabel("Workers")
-    drawing.legends(figure, *_legends(panels, speedups, failed, common(cells)))
-    return drawing.captioned(
-        figure,
-        f"Examples per second, all workers together, by {drawing.AXES[name][1]}.",
+    along, scaling = size_of(cells), readable(study, _speedups(timed_cells(study)))
+    color = "num_workers" if along == "local_batch" else "variant"
+    drawn = lines(
+        study,
+        cells,
+        along,
+        {"images_per_second": "Examples per second, all workers"},
+        color,
+        further=[] if scaling.empty else [("Workers", _speedup_label(scaling))],
+    )
+    speedups = [
+        curve
+        for row, panel in zip(drawn.grid, drawn.panels, strict=True)
+        for axes in row[1:]
+        for curve in _draw_speedup(axes, study, _of_panel(scaling, panel), along)
+    ]
+    named = {entry.get_label() for entry in drawn.handles}
+    others = {entry.get_label(): entry for entry in handles(speedups)}
+    return drawn.finish(
+        f"Examples per second, all workers together{f', by {SIZES[along]}' if along else ''}.",
         ""
         if scaling.empty
         else f"Right: speed-up over workers at equal local batch ({kind_of_scaling(study)}).",
         analysis.unequal_threads(timed_cells(study)),
-        drawing.repeats(cells["n"]),
-        CROSSES if failed else "",
-        panels[0].left_out,
+        entries=[
+            *(others[label] for label in others if label not in named),
+            *([handle(_IDEAL, "ideal")] if speedups else []),
+        ],
     )
 
 
@@ -87,34 +67,23 @@ def _speedups(cells: pd.DataFrame) -> pd.DataFrame:
     return table if counts > 2 else table[:0]
 
 
-def _draw_speeds(axes: Axes, panel: Panel, cells: pd.DataFrame, along: str) -> list[Line2D]:
-    """Draw the examples per second in one panel, and return the legend's entry for runs that did
-    not complete, if there are any.
-    """
-    draw_panel(axes, panel, "images_per_second")
-    drawing.log_axis(axes, cells, along)
-    drawing.fit_axis(axes, drawing.drawn_values(cells, "images_per_second"))
-    return draw_failed([axes], panel.curves)
-
-
 def _draw_speedup(axes: Axes, study: Study, scaling: pd.DataFrame, along: str) -> list[Curve]:
     """Draw the measured and the ideal speed-up over the number of workers; return a `Curve` for
     each line of measured values.
     """
-    lines = curves(
-        study, scaling, "num_workers", "local_batch" if along == "local_batch" else "variant"
-    )
-    workers, bases = (
-        sorted(set(scaling.index.get_level_values("num_workers"))),
-        sorted(set(scaling["base_workers"])),
-    )
-    for base in bases:
+    color = "local_batch" if along == "local_batch" else "variant"
+    series = curves(study, scaling, "num_workers", color)
+    if series and series[0].colored_by == "local_batch":
+        names = [said("local_batch", curve.key["local_batch"]) for curve in series]
+        series = [replace(c, color_label=name) for c, name in zip(series, names, strict=True)]
+    workers = sorted(set(scaling.index.get_level_values("num_workers")))
+    for base in sorted(set(scaling["base_workers"])):
         axes.plot([base, workers[-1]], [1, workers[-1] / base], **_IDEAL)
-    for curve in lines:
+    for curve in series:
         axes.plot(curve.cells["speedup"], **curve.look)
     axes.set_xticks(workers)
     axes.set_ylim(bottom=0)
-    return lines
+    return series
 
 
 def _of_panel(scaling: pd.DataFrame, panel: Panel) -> pd.DataFrame:
@@ -126,25 +95,5 @@ def _of_panel(scaling: pd.DataFrame, panel: Panel) -> pd.DataFrame:
 
 
 def _speedup_label(scaling: pd.DataFrame) -> str:
-    bases = sorted(set(scaling["base_workers"])) if len(scaling) else []
+    bases = sorted(set(scaling["base_workers"]))
     return f"Speed-up over {counted(' or '.join(map(str, bases)), 'worker')}\nat equal local batch"
-
-
-def _legends(
-    panels: Sequence[Panel], speedups: Sequence[Curve], failed: Sequence[Line2D], title: str
-) -> list[tuple[list[Line2D], str]]:
-    """Return the legend of the lines of examples per second and, if the speed-ups have other lines,
-    a second legend.
-    """
-    entries = [*panel_handles(panels), *failed]
-    if not speedups:
-        return [(entries, title)]
-    named = {entry.get_label() for entry in entries}
-    others = {
-        entry.get_label(): entry for entry in handles(speedups) if entry.get_label() not in named
-    }
-    ideal = handle(_IDEAL, "ideal")
-    if not others:
-        return [([*entries, ideal], title)]
-    batches = "Local batch (per worker)" if speedups[0].colored_by == "local_batch" else ""
-    return [(entries, title), ([*others.values(), ideal], batches)]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -15,22 +12,28 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables.split_models import ways_in_words
 from bsweep.analysis.study.naming import length_of
-from bsweep.plots import drawing
-from bsweep.plots.curves import COLORS, LINES, MARKERS, common, handle, said
-from bsweep.plots.rows import few_enough, panels_of_rows
+from bsweep.core.words import joined
+from bsweep.plots import drawing, scales
+from bsweep.plots.curves import COLORS, LINES, MARKERS, Curve, common, handle, said
+from bsweep.plots.lines import draw_cells, repeats
+from bsweep.plots.rows import bars, few_enough
+from bsweep.plots.scales import Side
 
 MEGA = 1_000_000
-# The name, the colour and the hatch of each part.
-MEMORY_PARTS = {
-    "parameter_bytes": ("parameters", "#0072B2", ""),
-    "gradient_bytes": ("gradients", "#E69F00", "//////"),
-    "optimizer_bytes": ("optimizer state", "#009E73", "......"),
-    "stashed_bytes": ("older weights", "#CC79A7", "xxxxxx"),
+# The name and the look of each part.
+_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (label, {"facecolor": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0})
+    for name, label, color, hatch in (
+        ("parameter_bytes", "parameters", "#0072B2", ""),
+        ("gradient_bytes", "gradients", "#E69F00", "//////"),
+        ("optimizer_bytes", "optimizer state", "#009E73", "......"),
+        ("stashed_bytes", "older weights", "#CC79A7", "xxxxxx"),
+    )
 }
+_WHOLES = {"peak_activation_bytes": "Activations", "peak_bytes": "Peak of the worker"}
 _MAX_BARS = 8  # workers of a cell with a bar each
 _MAX_CELLS = 24  # of the figure of memory
 _MAX_PANELS = 6
-_SPARE = "The tables have all."
 
 
 def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
@@ -46,21 +49,22 @@ def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
         batch = f"global batch {cells['global_batch'].iloc[0]}"
         levels.remove("local_batch")  # It says only in which way the workers share the batch.
         cells = cells.droplevel("local_batch")
-    workers = dict(list(table.groupby(level=levels, sort=False)))
-    most = max(len(workers[key]) for key in cells.index)
+        table = table.droplevel("local_batch")
+    groups = table[[*_PARTS]].sum(axis="columns").groupby(level=levels)
+    most = int(groups.size().max())
+    is_fullest = groups.rank(method="first", ascending=False) == 1
+    megabytes = table[[*_PARTS, *_WHOLES]] / MEGA
+    megabytes = megabytes[is_fullest | (groups.transform("size") <= _MAX_BARS)].droplevel("worker")
     wholes = [name for name in _WHOLES if table[name].notna().any()]
-    row_inches = 0.1 + 0.07 * min(_MAX_BARS, most)
-    figure, panels = panels_of_rows(cells, 1 + len(wholes), row_inches)
-    for axes, rows in panels:
-        for place, key in enumerate(rows.index):
-            _draw_memory(axes, place, _bars(workers[key]), wholes)
-    for one, label in zip(axes, ["Parts of the model", *map(_WHOLES.get, wholes)], strict=True):
-        one.set_xlabel(f"{label} (MB)")
-        one.set_xlim(left=0)
-    parts = [name for name in MEMORY_PARTS if name != "stashed_bytes" or table[name].max() > 0]
-    handles = [Patch(label=MEMORY_PARTS[name][0], **_look(name)) for name in parts]
+    columns = [
+        ("Parts of the model (MB)", megabytes, {name: look for name, (_, look) in _PARTS.items()}),
+        *((f"{_WHOLES[name]} (MB)", megabytes, {name: {"color": drawing.GRAY}}) for name in wholes),
+    ]
+    figure, _ = bars(cells, columns, 0.1 + 0.07 * min(_MAX_BARS, most))
+    parts = [name for name in _PARTS if name != "stashed_bytes" or table[name].max() > 0]
+    handles = [Patch(label=_PARTS[name][0], **_PARTS[name][1]) for name in parts]
     shared = common(cells, [name for name in ("num_workers", "local_batch") if name in levels])
-    drawing.legends(figure, (handles, ", ".join(filter(None, (shared, batch)))))
+    drawing.add_legend(figure, handles, joined([shared, batch], ", "))
     return drawing.captioned(
         figure,
         "Memory of each worker, the first one above: the largest of all epochs.",
@@ -81,101 +85,56 @@ def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
     )
 
 
-_WHOLES = {"peak_activation_bytes": "Activations", "peak_bytes": "Peak of the worker"}
-
-
-def _look(part: str) -> dict[str, Any]:
-    _, color, hatch = MEMORY_PARTS[part]
-    return {"facecolor": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
-
-
-def _bars(workers: pd.DataFrame) -> pd.DataFrame:
-    """Return the workers that have bars: all, or the fullest one if there are too many."""
-    if len(workers) <= _MAX_BARS:
-        return workers
-    fullest = int(workers[[*MEMORY_PARTS]].sum(axis="columns").to_numpy().argmax())
-    return workers.iloc[[fullest]]
-
-
-def _draw_memory(
-    axes: Sequence[Axes], place: int, workers: pd.DataFrame, wholes: Sequence[str]
-) -> None:
-    height = 0.84 / len(workers)
-    at = place + height * (np.arange(len(workers)) - (len(workers) - 1) / 2)
-    left = np.zeros(len(workers))
-    for name in MEMORY_PARTS:
-        megabytes = workers[name].fillna(0).to_numpy(float) / MEGA
-        axes[0].barh(at, megabytes, 0.9 * height, left=left, **_look(name))
-        left += megabytes
-    for one, name in zip(axes[1:], wholes, strict=True):
-        one.barh(at, workers[name].to_numpy(float) / MEGA, 0.9 * height, color=drawing.GRAY)
-        if workers[name].isna().all():
-            one.annotate("not measured", (0, place), (3, 0), **_BESIDE)
-
-
-_BESIDE: dict[str, Any] = {
-    "textcoords": "offset points",
-    "va": "center",
-    "size": 7,
-    "color": drawing.GRAY,
-}
-
-
 def time_by_split(study: Study, table: pd.DataFrame) -> Figure:
     """Draw the training time over the number of workers, a line for each strategy and number of
     replicas, at its fastest settings.
     """
     shown = table[table["is_fastest"]]
-    by_batch = ["local_batch"] if shown["global_batch"].nunique() > 1 else []
-    parts, left_out = _panels(shown, ["panel", *by_batch])
-    names, looks = ways_in_words(shown), _looks(shown)
+    is_one_batch = shown["global_batch"].nunique() < 2
+    rows = shown.reset_index()
+    rows["order"] = pd.factorize(rows["panel"])[0]
+    rows = rows.sort_values(["order", "local_batch"], kind="stable")
+    by = ["panel"] if is_one_batch else ["panel", "local_batch"]
+    groups = [cells for _, cells in rows.groupby(by, sort=False)]
+    varying = [name for name in by if rows[name].nunique() > 1]
+    parts = groups[:_MAX_PANELS]
+    titles = [joined([_title(name, cells) for name in varying], ", ") for cells in parts]
+    looks = _looks(shown)
     figure, grid = drawing.grid(len(parts), 1, 2.6)
-    for (axes,), (_, rows) in zip(grid, parts, strict=True):
-        for key, cells in rows.groupby(["strategy", "replicas"], sort=False):
-            placed = cells.reset_index().set_index("num_workers").sort_index()
-            drawing.draw_line(axes, looks[key], placed, "train_seconds")
-        drawing.log_axis(axes, shown, "num_workers")
-        drawing.fit_axis(axes, drawing.drawn_values(rows, "train_seconds"))
-    label = ", ".join(filter(None, ("Training time (s)", length_of(study))))
-    drawing.name_panels([title for title, _ in parts], grid, "Workers", [label])
-    for (axes,) in grid:
+    label = joined(["Training time (s)", length_of(study)], ", ")
+    drawing.name_panels(titles, grid, [("Workers", label)])
+    for (axes,), cells in zip(grid, parts, strict=True):
+        values = scales.seed_values(cells, "train_seconds")
+        ends = scales.interval_ends(cells, "train_seconds")
+        scales.fit_values(Side(axes), study, "train_seconds", values, ends)
+        for key, line in cells.groupby(["strategy", "replicas"], sort=False):
+            placed = line.set_index("num_workers").sort_index()
+            draw_cells(Side(axes), Curve(looks[key], placed), "train_seconds")
+        scales.size_axis(axes, rows["num_workers"])
         axes.tick_params(labelleft=True)  # each panel has its own range
-    title = "" if by_batch else f"global batch {shown['global_batch'].iloc[0]}"
+    names = ways_in_words(shown)
     strategies = [*dict.fromkeys(key[0] for key in names)]
     ordered = sorted(names, key=lambda key: (strategies.index(key[0]), key[1]))
     handles = [handle(looks[key], names[key]) for key in ordered]
-    drawing.legends(figure, (handles, title))
-    chosen = len(shown) < len(table)
+    title = f"global batch {shown['global_batch'].iloc[0]}" if is_one_batch else ""
+    drawing.add_legend(figure, handles, title)
     return drawing.captioned(
         figure,
         "Training time by number of workers. The name 2x4 is that of two replicas of the model, "
         "each of which is split over four workers.",
         "Each way of splitting has its fastest settings, such as schedule and micro-batches."
-        if chosen
+        if len(shown) < len(table)
         else "",
-        drawing.repeats(shown["n"]),
-        left_out,
+        repeats(shown["n"], "point"),
+        f"Shown for {_MAX_PANELS} of {len(groups)} panels. The tables have all."
+        if len(groups) > _MAX_PANELS
+        else "",
     )
 
 
-def _panels(table: pd.DataFrame, by: Sequence[str]) -> tuple[list[tuple[str, pd.DataFrame]], str]:
-    """Return the titles and the rows of a figure's panels, and a sentence if some are left out."""
-    rows = table.copy()
-    for name in by:
-        known = name in table
-        rows[f"of_{name}"] = table[name] if known else table.index.get_level_values(name)
-    rows["at"] = pd.factorize(rows["of_panel"])[0]
-    order = ["at", *(f"of_{name}" for name in by if name != "panel")]
-    rows = rows.sort_values(order, kind="stable")
-    groups = list(rows.groupby([f"of_{name}" for name in by], sort=False))
-    varying = [name for name in by if rows[f"of_{name}"].nunique() > 1]
-    found = []
-    for key, cells in groups[:_MAX_PANELS]:
-        named = dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True))
-        words = [named[n] if n == "panel" else said(n, named[n]) for n in varying]
-        found.append((", ".join(map(str, words)), cells))
-    left = f"Shown for {_MAX_PANELS} of {len(groups)} panels. {_SPARE}"
-    return found, left if len(groups) > _MAX_PANELS else ""
+def _title(name: str, cells: pd.DataFrame) -> str:
+    value = cells[name].iloc[0]
+    return str(value) if name == "panel" else said(name, value)
 
 
 def _looks(table: pd.DataFrame) -> dict[Any, dict[str, Any]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.cell_tables.common_target import common_target
-from bsweep.analysis.cell_tables.keys import cell_keys, keyed
+from bsweep.analysis.cell_tables.keys import cell_keys, keyed, levels
 from bsweep.analysis.cell_tables.statistics import summarise
 from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.frames import Study
@@ -95,3 +95,22 @@ def time_to_target(study: Study, target: float | None = None) -> pd.DataFrame:
     seconds = grouped["seconds"].mean().where(reached)
     table: pd.DataFrame = grouped[["target"]].first()
     return table.assign(reached=reached, seconds=seconds)
+
+
+def times_to_target(study: Study) -> pd.DataFrame:
+    """Return for each cell the mean seconds to the target of `common_target`, and how many seeds
+    reached and missed it.
+
+    Columns: `seconds`, as in `summarise` over the `n` seeds that reach the target; `missed`, the
+    number of the other seeds. The table has no rows if no run reaches the target.
+
+    Args:
+        study: The study.
+    """
+    table = time_to_target(study)
+    if not table["reached"].any():
+        return table[:0]
+    keys = [name for name in levels(table) if name != "seed"]
+    reached = table["reached"].groupby(level=keys)
+    counts = {"n": reached.sum(), "missed": reached.size() - reached.sum()}
+    return summarise(table.reset_index(), keys, ["seconds"]).assign(**counts)
