@@ -239,6 +239,14 @@ def test_a_command_is_one_value_as_it_is_typed(command: str) -> None:
     assert as_hydra_takes(quoted) == quoted
 
 
+def test_a_script_with_windows_line_ends_is_named(type_run: Type) -> None:
+    code, said = type_run("local_batch=8\r", "seed=1\r")
+    assert code == 2
+    assert "Windows line ends" in said
+    assert "sed -i" in said
+    assert "\r" not in said.replace(r"\r$", "")
+
+
 @pytest.mark.parametrize("argument", ["data.root=~/x", "results_dir=~"])
 def test_a_user_without_a_home_needs_none(argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home(path: Path) -> Path:

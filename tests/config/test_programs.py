@@ -17,6 +17,8 @@ from tests.support.running import compose
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with scripts, in which commands are typed."""
     (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "windows.sh").write_bytes(b"#!/bin/sh\r\necho 1\r\n")
+    (tmp_path / "windows.sh").chmod(0o755)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -72,6 +74,7 @@ def test_words_in_braces_are_keys_of_the_point(arguments: str, words: list[str])
         ("program.files=[model.py]", "there is no file"),
         ("+program.options.mode=nan", "not finite"),
         ("program.command='python train.py {nope}'", "write {{nope}}"),
+        ("program.command=./windows.sh", "./windows.sh has Windows line ends"),
     ],
 )
 def test_what_a_program_cannot_do_is_refused(word: str, said: str) -> None:

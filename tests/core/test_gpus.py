@@ -69,7 +69,7 @@ POINT = ("local_batch=8", "strategy=single", "launch=inline")
             {"driver": "535.104.05"},
             r"2 GPUs \(Tesla T4\), but torch .* with driver 535.104.05 \(.+\): update .* CUDA 12.6",
         ),
-        ({"counted": 0, "cuda": None}, "CUDA None .* with driver 580.1"),
+        ({"counted": 0, "cuda": None}, "without CUDA: install a build with CUDA .* driver 580.1"),
         (
             {"name": "Tesla V100", "capability": "7.0", "usable": True},
             r"capability 7.5 or more: Tesla V100 \(7.0\)\. Install .* CUDA 12.6",

@@ -67,7 +67,14 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_without_access_is_named(tmp_path: Path) -> None:
-    error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+@pytest.mark.parametrize(("user", "said"), [(4242, "belongs to the user"), (None, "[Errno 13]")])
+def test_a_folder_of_another_user_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int | None, said: str
+) -> None:
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own if user is None else user)
+    error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "results/s"))
     text = explained(error, tmp_path, "give another one")
-    assert text == f"{error}: ask for access, or give another one"
+    assert said in text
+    assert str(tmp_path) in text
+    assert ("or give another one" in text) == (user is not None)

@@ -206,7 +206,7 @@ def test_a_profile_of_steps_that_do_not_end_an_epoch(tmp_path: Path) -> None:
     ("more", "expected"),
     [
         (("num_workers=4",), ["strategy=pipedream needs 4 stages", "only 3 pieces"]),
-        (("strategy.cuts=[1,2]",), ["makes 3 stages", "strategy=pipedream needs 1", "give 1 cut,"]),
+        (("strategy.cuts=[1,2]",), ["makes 3 stages, not 2", "give 1 cut,"]),
         (("strategy.replicas=3",), ["replicas=3", "num_workers=2", "divisor"]),
         (("optimizer=lamb",), ["optimizer=lamb", "norm", "Use optimizer=adamw"]),
         (("evaluate_every_examples=20",), ["evaluate_every_examples", "strategy=pipeline"]),

@@ -47,7 +47,7 @@ _PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY, _PLAIN_WARM_UP = (
     batching.build,
     warm_up_module.make_steps,
 )
-_PLAIN_SCALED, _PLAIN_LOOP = Job.scaled, loop.train
+_PLAIN_SCALED, _PLAIN_LOOP = step.scaled, loop.train
 
 
 def main(folder: Path) -> None:
@@ -106,11 +106,11 @@ def run(
         seen.append(([], []))
         return _PLAIN_STEP(job, round_batch, examples, crops, num_passes)
 
-    def overflowing(self: Job, loss: torch.Tensor) -> torch.Tensor:
-        return _PLAIN_SCALED(self, loss) * (torch.inf if [place.rank, len(seen)] == overflow else 1)
+    def overflowing(job: Job, loss: torch.Tensor) -> torch.Tensor:
+        return _PLAIN_SCALED(job, loss) * (torch.inf if [place.rank, len(seen)] == overflow else 1)
 
     step.train_step, inputs_module.crop_and_flip = spying_step, spying_crop
-    Job.scaled = overflowing  # type: ignore[method-assign]
+    step.scaled = overflowing
     batching.build = getattr(policies, policy) if policy else _PLAIN_POLICY
     warm_up_module.make_steps = _PLAIN_WARM_UP if warm_up else do_nothing
     folder.mkdir(exist_ok=True)

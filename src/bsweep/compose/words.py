@@ -82,9 +82,15 @@ def read(arguments: Sequence[str]) -> Words:
 
 
 def _misspelled(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield messages about assignments that are typed with leading dashes or with blanks around the
-    '='. Each message has the form that bsweep takes.
+    """Yield messages about assignments that are typed with leading dashes, with blanks around the
+    '=', or by a script with Windows line ends. Each message has the form that bsweep takes.
     """
+    if any("\r" in argument for argument in arguments):
+        yield (
+            "an argument ends in a carriage return: the script that holds this command, or a file "
+            "that it reads, has Windows line ends. Remove them: sed -i 's/\\r$//' FILE"
+        )
+        return
     for place, argument in enumerate(arguments):
         key, equals, value = argument.partition("=")
         if argument.startswith("--") and key.lstrip("-").partition(".")[0] in _FIRST_PARTS:

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -141,6 +142,12 @@ class OwnProgramConfig(ProgramConfig):
                 f"program.command={self.command}, program.python={show(self.python)}: the program "
                 f"{words[0]} is not found.{near} Give its path, or 'python train.py' for a script."
             )
+        script = Path(self._interpreter(words[0]) or "")
+        if script.is_file() and _first_line(script).endswith(b"\r\n"):
+            raise ConfigError(
+                f"program.command={self.command}: {words[0]} has Windows line ends, with which its "
+                f"first line names no interpreter. Remove them: sed -i 's/\\r$//' {words[0]}"
+            )
         if words[0] in ("python", "python3") and len(words) > 1 and words[1].endswith(".py"):
             _refuse_missing(path, words[1], f"program.command={self.command}")
         for name in self.files or ():
@@ -262,6 +269,13 @@ class OwnProgramConfig(ProgramConfig):
             return str(values[name])
 
         return _BRACES.sub(value_of, text)
+
+
+def _first_line(script: Path) -> bytes:
+    """Return the first line of a script; of another program nothing."""
+    with suppress(OSError), script.open("rb") as file:  # it may be executed, but not read
+        return file.readline() if file.read(2) == b"#!" else b""
+    return b""
 
 
 def _refuse_missing(folder: Path, name: str, key: str) -> None:

@@ -30,6 +30,9 @@ class Target:
     value: float
     part: str = "test"  # or `validation`: the examples of the evaluations
 
+    def __str__(self) -> str:
+        return f"a {self.score} of {self.value:g}"
+
     @property
     def score(self) -> str:
         """The metric in words, such as `validation accuracy`."""

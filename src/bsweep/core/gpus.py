@@ -132,6 +132,11 @@ def _reason(driver: str) -> str:
     """
     import torch
 
+    if torch.version.cuda is None:
+        return (
+            f"torch {torch.__version__} is built without CUDA: install a build with CUDA that "
+            f"suits driver {driver}."
+        )
     error = "torch names no reason"
     try:
         torch.cuda.init()

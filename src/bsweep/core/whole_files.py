@@ -98,7 +98,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def explained(error: BaseException, folder: Path, otherwise: str) -> str:
-    """Return what an error says; of a full disk and of a folder without access, also what to do.
+    """Return what an error says; of a full disk and of another user's folder, also what to do.
 
     Args:
         error: The error.
@@ -107,5 +107,16 @@ def explained(error: BaseException, folder: Path, otherwise: str) -> str:
     """
     if is_full(error):
         return no_space(folder, otherwise)
-    is_access = isinstance(error, PermissionError)
-    return f"{error}: ask for access, or {otherwise}" if is_access else str(error)
+    if not isinstance(error, PermissionError):
+        return str(error)
+    path = Path(error.filename or folder).absolute()
+    while not os.path.lexists(path):
+        path = path.parent
+    number = path.lstat().st_uid
+    if number == os.getuid():
+        return str(error)
+    try:
+        owner = path.owner()
+    except KeyError:  # a user without a name
+        owner = str(number)
+    return f"{path} belongs to the user {owner}: ask for access to it, or {otherwise}"

@@ -155,7 +155,7 @@ def compute_passes(
                     loss = job.objective.loss(outputs, targets)
                 # To scale the loss itself would take an operation in either direction.
                 factor = constant(weight, loss.dtype, loss.device)
-                loss.backward(_scaled(job, factor.view_as(loss)))
+                loss.backward(scaled(job, factor.view_as(loss)))
                 if len(indices):  # workers may each hold a part of the outputs
                     sums += job.objective.score(loss, outputs, targets)
             if job.noise:
@@ -179,7 +179,7 @@ def compute_halves(job: Job, examples: Tensor, crops: Tensor) -> None:
             with job.autocast():
                 inputs, targets = job.inputs.training(half, crops)
             loss = job.objective.loss(_outputs(job, job.model, inputs), targets)
-            _scaled(job, loss / num_labels).backward()
+            scaled(job, loss / num_labels).backward()
             job.noise.after_pass(len(half))
 
 
@@ -229,7 +229,7 @@ def _outputs(job: Job, model: Callable[[Tensor], Any], inputs: Tensor) -> Any:
         return model(inputs)
 
 
-def _scaled(job: Job, loss: Tensor) -> Tensor:
+def scaled(job: Job, loss: Tensor) -> Tensor:
     """Return a loss, or the factor of a loss, times the loss scale of fp16; in other precisions
     return it unchanged.
 
