@@ -36,6 +36,7 @@ from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.words import duration, joined
 from bsweep.study import checks, claims
+from bsweep.study.run_point import result_of
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -64,6 +65,8 @@ def run(arguments: Sequence[str]) -> int:
     configs = hydra_grid.composed(words.read(given))
     target = replace(target, part=configs[0].evaluated_part)
     doubts = checks.check_all(configs)
+    for config in configs:
+        result_of(config)  # refuses the run of a newer bsweep
     sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
     cells = _cells(configs, objective)
     check_points(configs, options.network)

@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     from bsweep.compose import hydra_grid, words
     from bsweep.external import imported
 
-    names = {key: column for column, key in map(pair, options.map)}
+    names = {key: column for column, key in (pair(text, str.rpartition) for text in options.map)}
     constants = dict(map(pair, options.set))
     study = options.study if "/" in options.study else f"results/{options.study}"
     (base,) = hydra_grid.composed(words.read(imported.BASE))

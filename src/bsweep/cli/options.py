@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from bsweep.config import values
 
@@ -36,13 +37,19 @@ def counts(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(str(error).strip()) from None
 
 
-def pair(text: str) -> tuple[str, str]:
-    """Return the two parts of a text such as `strategy=horovod`.
+def pair(
+    text: str, split: Callable[[str, str], tuple[str, str, str]] = str.partition
+) -> tuple[str, str]:
+    """Return the two parts of a text such as `strategy=horovod`; the second one may be empty.
+
+    Args:
+        text: The text.
+        split: The function that divides it, such as `str.rpartition` at the last equals sign.
 
     Raises:
-        ValueError: If a part is missing.
+        ValueError: If there is no equals sign, or nothing before it.
     """
-    first, _, second = text.partition("=")
-    if not first or not second:
+    first, equals, second = split(text, "=")
+    if not first or not equals:
         raise ValueError(f"{text}: give two words with = between them, as in strategy=horovod.")
     return first, second

@@ -19,6 +19,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
+from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.words import first_of
 from bsweep.study.commands import Command
 from bsweep.study.sweep import Sweep
@@ -71,10 +72,10 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
         run_ids: The ids of the points to train.
         repeats: True sets earlier results of these points aside and trains them anew.
 
-    Raises:
-        ConfigError: If commands are wrong by now. The others have been run.
+    Returns:
+        The exit code. If commands are wrong by now, each is named, and the others have been run.
     """
-    missing, study_dir, code, problems = set(run_ids), study_dir.resolve(), 0, list[str]()
+    missing, study_dir, code = set(run_ids), study_dir.resolve(), 0
     # For the processes that this one starts, from Python 3.11 on:
     os.environ["PYTHONSAFEPATH"] = "1"
     for command in kept:
@@ -88,7 +89,8 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
             code = max(code, _train(sweep, command.arguments))
             missing -= sweep.run_ids
         except (ConfigError, OSError) as error:
-            problems.append(str(error))
+            logger.error(f"bsweep: {error}")
+            code = BAD_CONFIG
             missing -= recorded
     if missing:
         logger.warning(
@@ -96,8 +98,6 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
             f"({first_of(sorted(missing))}): the folder was moved, or defaults, code or the "
             "commands were changed. Type the commands of these points again"
         )
-    if problems:
-        raise ConfigError(*problems)
     return max(code, 1) if missing else code
 
 
@@ -130,7 +130,12 @@ def _train(sweep: Sweep, arguments: Sequence[str]) -> int:
     """Train the points of a sweep, write the reports that its command asks for, and return the exit
     code.
     """
-    statuses = sweep.run()
+    try:
+        statuses = sweep.run()
+    except ValueError as error:
+        if not isinstance(error, ConfigError):  # not to be taken for what the user can mend
+            raise RuntimeError("a sweep failed") from error
+        raise
     code = 0 if all(status == "completed" for status in statuses) else 1
     return max(code, _tell(sweep, "--report" in arguments))
 

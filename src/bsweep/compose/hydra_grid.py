@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,11 @@ def _axes(master: DictConfig) -> list[str]:
 
     A key whose values are null is left out, so that an experiment can undo an axis it inherits.
     """
-    axes = master.hydra.sweeper.params or {}
+    axes: Any = master.hydra.sweeper.params or {}
+    if not isinstance(axes, Mapping | DictConfig):
+        raise ValueError(
+            f"hydra.sweeper.params={axes}: give keys with their values, as in {{seed: '0,1'}}."
+        )
     return [f"{axis}={values}" for axis, values in axes.items() if values is not None]
 
 

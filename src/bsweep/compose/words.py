@@ -177,7 +177,11 @@ def parse(texts: Sequence[str], loader: ConfigLoader) -> dict[str, list[Setting]
                 problems.append(f"{shortened(text)}: no key before the '=', or no value that fits.")
             elif _HYDRAS_OWN.match(key):
                 problems.append(_leave_out(shortened(text), key))
-            elif is_choice and not all(isinstance(v.value, str | dict) and v.value for v in values):
+            elif is_choice and not all(
+                (isinstance(v.value, str | dict) and v.value)
+                or (v.value is None and key == "experiment")
+                for v in values
+            ):
                 problems.append(f"{shortened(text)}: give {key}=NAME.")
             elif not override.is_hydra_override():
                 settings[override.get_key_element()] = values

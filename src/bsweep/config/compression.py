@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from bsweep.config.card import Point
+from bsweep.config.card import Point, clash
 from bsweep.config.groups import CodecConfig
 from bsweep.config.user_code import UserCode
 from bsweep.config.values import Count, Density, Positive
@@ -24,6 +24,11 @@ class FP16Config(CodecConfig):
 
     builds: ClassVar[str] = "bsweep.compression.fp16:FP16"
     summed_share: ClassVar[float | None] = 0.5
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if point.precision == "fp64":
+            yield clash(point, "precision compression", "use only one of them.")
 
 
 class SparseConfig(CodecConfig):

@@ -209,6 +209,11 @@ class OwnProgramConfig(ProgramConfig):
         except ConfigError as error:
             yield from error.problems
         if self.metrics is None:
+            if any(name is not None for name in vars(self.fields).values()):
+                yield (
+                    "program.fields without program.metrics: say what the program writes, as in "
+                    "program.metrics=csv:log.csv."
+                )
             return
         if getattr(point.data, "num_train", None) is None:
             yield f"program.metrics={self.metrics} needs an epoch's size: data.num_train=50000."

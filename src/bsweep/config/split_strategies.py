@@ -71,6 +71,8 @@ class SplitConfig(StrategyConfig):
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
         yield from self.problems_of_workers(point.num_workers)
+        if self.reduce == "bf16" and point.precision == "fp64":
+            yield clash(point, "precision strategy.reduce", "use only one of them.")
 
 
 class ShardedConfig(SplitConfig):

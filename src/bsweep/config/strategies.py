@@ -173,6 +173,11 @@ class DDPConfig(StrategyConfig):
         """The share of the gradient's bytes that workers sum; None if it depends on the model."""
         return {"none": 1.0, "fp16": 0.5, "bf16": 0.5}.get(self.hook)
 
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        if self.hook in ("fp16", "bf16") and point.precision == "fp64":
+            yield clash(point, "precision strategy.hook", "use only one of them.")
+
 
 class LocalSGDConfig(StrategyConfig):
     name: Literal["local_sgd"]
@@ -208,16 +213,19 @@ class EitherConfig(StrategyConfig):
 
     @property
     def can(self) -> Capabilities:
-        uses_horovod = self.algorithm == "horovod"
-        other = "torchrun" if uses_horovod else "horovodrun"
-        launchers = tuple(name for name in self.kind_can.launchers if name != other)
-        return replace(self.kind_can, uses_horovod=uses_horovod, launchers=launchers)
+        return replace(self.kind_can, uses_horovod=self.algorithm == "horovod")
 
     @property
     def in_probe(self) -> HorovodConfig | AllReduceConfig:
         if self.algorithm == "horovod":
             return PLAIN_HOROVOD
         return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
+
+    def problems(self, point: Point) -> Iterator[str]:
+        yield from super().problems(point)
+        wanted = "horovodrun" if self.can.uses_horovod else "torchrun"
+        if point.launch.name != wanted and point.launch.name in ("torchrun", "horovodrun"):
+            yield clash(point, "strategy.algorithm launch", f"Use launch={wanted}.")
 
 
 class DiLoCoConfig(EitherConfig):

@@ -237,7 +237,7 @@ def blamed(group: str, card: UserCode, failure: str) -> Iterator[None]:
 def _not_imported(group: str, card: UserCode, error: ImportError) -> str:
     """Return a sentence or two that say what the user's code could not import, and the remedy."""
     source = _source(card)
-    failure = f"{line_of(error) or source.name}: {error.msg.replace(f'{source.top}.', '.')}"
+    failure = f"{line_of(error) or source.name}: {str(error).replace(f'{source.top}.', '.')}"
     if not user_files.is_file(source.name):
         return f"{failure}. Install the package that has it, or correct the import."
     return (

@@ -180,7 +180,10 @@ def _silent_processes(request: LaunchRequest) -> str:
     silent = [rank for rank in request.ranks if rank not in errors]
     if clean := [rank for rank in silent if request.paths.clean_exit(rank).exists()]:
         taken = [*filter(None, (read_taken(request.paths.taken(rank)) for rank in clean))]
-        ended = [str(sum(steps.has_ended for steps in epochs)) for epochs in taken]
+        ended = [  # an attempt that resumed has nothing of the epochs before
+            str(max((n for n, steps in enumerate(epochs, 1) if steps.has_ended), default=0))
+            for epochs in taken
+        ]
         after = f" after {' and '.join(ended)} of {request.config.epochs} epochs" * bool(ended)
         return f"{' and '.join(map(name, clean))} ended with exit code 0{after}"
     names = " or ".join(map(name, silent))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bsweep import models
@@ -207,6 +206,8 @@ def _read(config: LibraryConfig) -> Mapping[str, Tensor]:
     try:
         digest = sha256_of(path)
         if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
             state: Any = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 from matplotlib import rcParams
@@ -21,21 +22,28 @@ def larger_clusters(study: Study, curves: pd.DataFrame) -> Figure:
     network, and a row of panels for each part of the study.
     """
     cost, unit = ("money", "") if curves["money"].notna().any() else ("worker_hours", " (hours)")
-    networks = [*dict.fromkeys(curves["network"])]
+    looks: dict[Any, dict[str, Any]] = {
+        network: {
+            "color": COLORS[place % len(COLORS)],
+            "marker": MARKERS[place % len(MARKERS)],
+            "linestyle": "--" if lines["is_simulated"].any() else "-",
+            "label": f"{network}{', simulated' * bool(lines['is_simulated'].any())}",
+        }
+        for place, (network, lines) in enumerate(curves.groupby("network", sort=False))
+    }
     parts = [*curves.groupby("where", sort=False)]
-    height = 0.4 + 2.6 * len(parts) + 0.2 * math.ceil(len(networks) / 2)
+    height = 0.4 + 2.6 * len(parts) + 0.2 * math.ceil(len(looks) / 2)
     figure = Figure(figsize=(rcParams["figure.figsize"][0], height), layout="constrained")
     panels = figure.subplots(len(parts), 2, squeeze=False)
     for row, (where, cells) in zip(panels, parts, strict=True):
         row[0].set_title(str(where), loc="left")
         for axes, name in zip(row, ("seconds", cost), strict=True):
-            handles = [
-                _draw(axes, cells[cells["network"] == network], name, place)
-                for place, network in enumerate(networks)
-            ]
+            for network, line in cells.groupby("network", sort=False):
+                _draw(axes, line, name, looks[network])
             _fit(axes, cells["num_workers"])
         row[0].set_ylabel("Time to target (s)")
         row[1].set_ylabel(f"{cost.replace('_', '-').capitalize()} to target{unit}")
+    handles = [Line2D([], [], **look) for look in looks.values()]
     figure.legend(handles=handles, loc="outside lower center", ncols=2)
     figure.set_label(
         f"Predicted time and {cost.replace('_', '-')} to {targets_in_words(curves)} on each number "
@@ -47,25 +55,16 @@ def larger_clusters(study: Study, curves: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, cells: pd.DataFrame, name: str, place: int) -> Line2D:
-    """Draw the line of one network, and return it for the legend."""
-    workers, factor = cells["num_workers"], cells[name] / cells["seconds"]
-    color, is_simulated = COLORS[place % len(COLORS)], bool(cells["is_simulated"].any())
+def _draw(axes: Axes, cells: pd.DataFrame, name: str, look: dict[str, Any]) -> None:
+    """Draw the line of one network, with its band and its marks."""
+    workers, factor, color = cells["num_workers"], cells[name] / cells["seconds"], look["color"]
     low, high = factor * cells["seconds_low"], factor * cells["seconds_high"]
     axes.fill_between(workers, low, high, color=color, alpha=0.12, linewidth=0)
     knee, wall = cells[cells["is_knee"]], cells[cells["is_wall"]]
     axes.plot(knee["num_workers"], knee[name], "o", color=color, markersize=11, fillstyle="none")
     for start in wall["num_workers"]:
         axes.axvline(start, color=color, linestyle=":")
-    (line,) = axes.plot(
-        workers,
-        cells[name],
-        color=color,
-        marker=MARKERS[place % len(MARKERS)],
-        linestyle="--" if is_simulated else "-",
-        label="".join(cells["network"][:1]) + ", simulated" * is_simulated,
-    )
-    return line
+    axes.plot(workers, cells[name], **look)
 
 
 def _fit(axes: Axes, workers: pd.Series[int]) -> None:

@@ -107,7 +107,10 @@ def document(study: Study) -> Document:
             "larger": study.larger.words() if study.larger else "",
             "splits": splits.splits(study),
             "details": details.details(study),
-            "charts": {path.stem: orjson.loads(path.read_bytes()) for path in _CHARTS.iterdir()},
+            "charts": {
+                path.stem: orjson.loads(path.read_bytes())
+                for path in sorted(_CHARTS.glob("*.json"))
+            },
         }
         values: Document = plain(told)
         return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 import time
@@ -27,6 +28,7 @@ from bsweep.study import overview
 from bsweep.study.watching import Watched
 
 _LOOK_SECONDS = 1.5  # between two looks at a study; a new record is shown at most this much later
+_SILENT_SECONDS = 15.0  # after which a connection gets a sign of life, which shows whether it lives
 _RELOAD_SECONDS = 5.0  # after which a reader who loads a page gets a new document
 _HEADS = ("point", "state", "epochs", "test accuracy", "test loss", "time left")
 _SCRIPT = Path(__file__).with_name("live.js")
@@ -170,7 +172,7 @@ class Pages:
 
     async def _status(self, _: Request) -> Response:
         await self._feed.look()
-        return Response(orjson.dumps(self._feed.news(-1)), media_type="application/json")
+        return Response(json.dumps(self._feed.news(-1)), media_type="application/json")
 
     async def _events(self, request: Request) -> Response:
         known = request.headers.get("last-event-id") or request.query_params.get("report") or "-1"
@@ -199,11 +201,12 @@ async def _news(
     """
     shown: int | None = None  # the version of the study that the reader was told last
     document: object = None
+    told_at = time.monotonic()
     renewing: asyncio.Task[None] | None = None
     while not is_ending():
         await feed.look()
         if feed.watched.version != shown:
-            before, news = known, feed.news(known)
+            told_at, before, news = time.monotonic(), known, feed.news(known)
             yield _event("news", news, news["version"])
             known = shown = news["version"]
             names = [point["run_id"] for point in news["points"]]
@@ -216,9 +219,12 @@ async def _news(
             if newer != document:
                 document = newer
                 yield _event("document", document)
+        if time.monotonic() - told_at >= _SILENT_SECONDS:
+            told_at = time.monotonic()
+            yield ": still here\n\n"
         await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _event(name: str, data: object, number: int | None = None) -> str:
     head = "" if number is None else f"id: {number}\n"
-    return f"{head}event: {name}\ndata: {orjson.dumps(data).decode()}\n\n"
+    return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n"

@@ -84,7 +84,7 @@ def state_of_run(folder: Path) -> State:
     paths = RunPaths(folder)
     try:
         ending = read_ending(paths)
-        if ending.damage:
+        if ending.damage and not claims.is_run_claimed(folder):
             return State("damaged", ending.damage)
         if ending.summary:
             return _ended(ending.summary, ending.meta, paths)

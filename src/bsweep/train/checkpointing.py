@@ -138,11 +138,11 @@ def save(job: Job, cursor: Cursor) -> None:
     problem, sha256 = "", {}
     try:
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
-        states = {checkpoint.own(job.place.rank): _own_state(job, cursor)}
+        parts = {checkpoint.own(job.place.rank): _own_state}
         if job.place.rank == 0:
-            states[checkpoint.shared] = _shared_state(job, cursor)
-        for path, state in states.items():
-            sha256[path.name] = tensor_files.write_tensors(state, path)
+            parts[checkpoint.shared] = _shared_state
+        for path, state_of in parts.items():  # one after the other, to hold few copies
+            sha256[path.name] = tensor_files.write_tensors(state_of(job, cursor), path)
     except (OSError, RuntimeError) as error:
         traceback.print_exc()
         problem = f"{type(error).__name__}: {error}"

@@ -9,6 +9,7 @@ would lower the standard deviation of |G|^2 by a factor of sqrt(2) at most.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -67,7 +68,9 @@ class NoiseMeter:
                 them to `see_part` before that.
         """
         self._average = Average()
-        self._vector, self._strategy = vector, strategy
+        self._vector = vector
+        # The optimizer's hook holds this meter: with a reference, a run's memory would stay.
+        self._strategy: Strategy = weakref.proxy(strategy)
         self._in_passes = False
         if isinstance(strategy, InBackward) and strategy.can.exchanges_in_passes:
             self._in_passes, strategy.see_part = True, self.see_part

@@ -314,8 +314,9 @@ def _answer(where: str, part: Study, target: Target | None) -> Answer:
     attempts, message = [given], ""
     if part.larger:
         clusters = asdict(part.larger)
+        clusters["network"] = clusters.pop("networks")
         given["price_per_worker_hour"] = clusters["price_per_worker_hour"]
-        attempts.insert(0, given | clusters | {"network": clusters.pop("networks")})
+        attempts.insert(0, given | clusters)
     for options in attempts:
         try:
             prediction = predict(part, **options)

@@ -79,7 +79,7 @@ def grid(
     doublings = ((largest or max(sizes)) // min(sizes)).bit_length()
     sizes |= {min(sizes) << doubling for doubling in range(doublings)}
     sizes = sizes if batches is None else set(batches)
-    kept = sorted(size for size in sizes if not size > num_train)  # it may be NaN
+    kept = sorted(size for size in sizes if pd.isna(num_train) or size <= num_train)
     cells: list[Key] = []
     for name, way in seen.ways.items():
         counts = seen.runs.loc[seen.runs["way"] == name, "num_workers"]

@@ -277,7 +277,11 @@ async function draw(name, label, spec, data, signals, onPick) {
   const host = byId(name);
   host.hidden = !data.length;
   host.setAttribute("aria-label", label);
-  if (!data.length) return;
+  if (!data.length) {  // nothing is left to save
+    charts[name]?.view.finalize();
+    delete charts[name];
+    return;
+  }
   const width = host.clientWidth || 600;  // a hidden page has no width
   const wanted = JSON.stringify([spec, width, scale.config]);
   let chart = charts[name];
@@ -364,7 +368,8 @@ function renderControls() {
   if (document.activeElement !== byId("price")) byId("price").value = state.price;
   byId("targets").hidden = wanted === null;
   if (wanted !== null && document.activeElement !== byId("target")) {
-    const ends = [...study.ranges[metric()], givenTarget()?.value ?? wanted], [min, max] = [Math.min(...ends), Math.max(...ends)];
+    const ends = [...study.ranges[metric()], givenTarget()?.value ?? wanted].map((end) => 100 * end);
+    const [min, max] = [Math.floor(Math.min(...ends)) / 100, Math.ceil(Math.max(...ends)) / 100];
     Object.assign(byId("target"), { min, max, step: 10 ** Math.floor(Math.log10((max - min || 1) / 100)) });
     byId("target").value = wanted;
   }
@@ -468,7 +473,8 @@ function renderLarger() {
   const lines = part()?.networks ?? [];
   byId("larger").hidden = !lines.length;
   fill("networks", lines.map((line) => el("p", { class: "note" }, line)));
-  if (byId("larger_clusters")) byId("larger").append(byId("larger_clusters"));  // from among the figures for papers
+  // The figure stands here, and among the figures for papers where another part is shown.
+  if (byId("larger_clusters")) (lines.length ? byId("larger") : document.querySelector(".paper")).append(byId("larger_clusters"));
 }
 
 // Filters
