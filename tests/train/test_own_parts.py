@@ -174,8 +174,8 @@ def test_a_policy_decides_what_a_round_takes() -> None:
         ),
         (f"{ALONE} compression=topk", "Alone takes no codec"),
         (f"{ALONE} strategy.sync_every=2", "Alone has no rounds of several steps"),
-        (f"{ALONE} launch=horovodrun", "use launch=torchrun"),
-        (f"{ALONE} strategy.algorithm=horovod", "use launch=horovodrun"),
+        (f"{ALONE} launch=horovodrun", "Use launch=torchrun"),
+        (f"{ALONE} strategy.algorithm=horovod", "Use launch=horovodrun"),
     ],
 )
 def test_what_is_none_is_said_before_anything_starts(words: str, expected: str) -> None:

@@ -25,9 +25,9 @@ from bsweep.analysis import Study
 from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.naming import applies, evaluated_part, words
 
-# Okabe and Ito (2008) without the yellow, which is hard to see on a white page, and without the
-# black; the last two are from Tol's muted scheme.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#999933")
+# Okabe and Ito (2008) without yellow and black, which are hard to see on a white or a dark page;
+# the last two are seen on both.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8B5A2B", "#7B68C8")
 INK = "#333333"  # of rows and of lines beyond the colours, which labels and markers tell apart
 # Ordered quantities have colours from a sequential map, between these ends of it.
 _RAMPS = {"local_batch": ("viridis", 0.0, 0.85), "num_workers": ("YlOrBr", 0.4, 0.95)}

@@ -21,7 +21,7 @@ from bsweep.plots.curves import handle
 _UNITS = (("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86400.0))
 _MOST_COLUMNS = 14  # columns of a map of seven inches that leave text readable
 _MOST_ROOMY = 9  # columns of such a map that leave room for a line of two words
-_DARK = 0.45  # Text is white on a colour whose luminance is lower.
+DARK = 0.36  # Text is white on a colour whose luminance is lower.
 _DARKEST, _LIGHTEST = 0.2, 0.97  # ends of the colour map of times
 _FRAME: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 1.0}
 _DASHED: dict[str, Any] = {**_FRAME, "linestyle": (0, (3, 2))}  # of a simulated cell
@@ -104,7 +104,7 @@ def _draw_cell(
     if cell["num_runs"] or (cell["is_simulated"] and not is_lost):
         frame = _FRAME if cell["num_runs"] else _DASHED
         axes.add_patch(Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, **frame))
-    ink = "black" if is_lost or _luminance(color) > _DARK else "white"
+    ink = "black" if is_lost or _luminance(color) > DARK else "white"
     columns = axes.get_xlim()[1] + 0.5
     is_dense = columns > _MOST_ROOMY * drawing.width() / 7
     if columns <= _fitting(_MOST_COLUMNS):
@@ -120,7 +120,10 @@ def _draw_cell(
 
 
 def _luminance(color: Any) -> float:
-    return float(np.dot(to_rgb(color), (0.299, 0.587, 0.114)))
+    """Return the relative luminance of a colour, from 0 to 1, as WCAG 2 defines it."""
+    rgb = np.array(to_rgb(color))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 def _time_text(cell: dict[Any, Any], unit_seconds: float) -> str:

@@ -34,6 +34,8 @@ from bsweep.config.saved import read_config
 from bsweep.config.target import SETTINGS
 from bsweep.config.values import ConfigError, flatten
 from bsweep.core.words import counted
+from bsweep.plots.curves import COLORS
+from bsweep.plots.surface import DARK
 from bsweep.report import details, splits
 from bsweep.runlog.files import RunPaths
 
@@ -84,6 +86,8 @@ def document(study: Study) -> Document:
             "part": evaluated_part(runs),
             "target": target and {"metric": target[0].metric, "value": target[0].value},
             "chosen": "",  # what is shown at first, as the fragment of a link
+            "colors": [*COLORS],
+            "dark": DARK,
             "columns": [_column(runs, name, name in varying) for name in shown],
             "runs": {name: [*runs[name]] for name in shown},
             "shared": {

@@ -12,9 +12,6 @@ const DEFAULTS = {
   only: "", sort: "", down: "", find: "", page: "1", hidden: "", shown: "", run: "",
 };
 const SAVED = ["map", "curves", "split_times", "split_memory"];
-// Colours of Okabe and Ito, which colour-blind readers can tell apart, without black and yellow, which vanish on a dark or
-// a light page.
-const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B5A2B", "#7A7A7A"];
 const FILTER = "filter.", RANGE = /^(.*)\.\.(.*)$/;
 let study, rows, scale;
 
@@ -269,7 +266,7 @@ function looks() {
       background: page, font, view: { stroke: null },
       axis: { labelColor: pale, titleColor: pale, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", gridOpacity: 0.6 },
       legend: { labelColor: ink, titleColor: pale, titleFontWeight: "normal", symbolStrokeColor: pale, symbolFillColor: pale },
-      text: { color: ink }, point: { color: ink }, range: { category: PALETTE },
+      text: { color: ink }, point: { color: ink }, range: { category: study.colors },
     },
   };
 }
@@ -466,7 +463,7 @@ async function renderMap(cells) {
   const label = `Each cell. ${cells.map((cell) => cellReading(cell).join(": ")).slice(0, 60).join(". ")}`;
   const picked = [state.cell, ...rows.filter((row) => row.isShown && row.isPicked).map(cellName)];
   const data = cells.map((cell) => ({ ...cell, name: cellName(cell), row: isAll ? rowOf(cell) : "" }));
-  await draw("map", label, spec, data, { ink: scale.ink, room, picked }, (cell) => go({ cell: cellName(cell) === state.cell ? "" : cellName(cell) }));
+  await draw("map", label, spec, data, { ink: scale.ink, dark: study.dark, room, picked }, (cell) => go({ cell: cellName(cell) === state.cell ? "" : cellName(cell) }));
 }
 
 function renderLarger() {
