@@ -88,7 +88,7 @@ REFUSED = [  # what is typed beside local_batch=8, and what the message has
     (f"{DEEPSPEED} optimizer=lamb", "optimizer=lamb with strategy=deepspeed", "sgd or"),
     (f"{DEEPSPEED} measure.noise_scale=true", "DeepSpeed sums gradients within the passes"),
     (f"{DILOCO} strategy.algorithm=horovod", "launch=torchrun", "Use launch=horovodrun."),
-    (f"{DILOCO} launch=horovodrun", "launch=horovodrun cannot", "use launch=torchrun."),
+    (f"{DILOCO} launch=horovodrun", "strategy.algorithm=native", "Use launch=torchrun"),
     (f"{DILOCO} launch=inline", "launch=inline"),
     (f"{DILOCO} strategy.weights=[0.5,0.4]", "strategy.weights=[0.5, 0.4]", "sum to 1"),
     (f"{DILOCO} strategy.weights=[0.2,0.3,0.5]", "3 weights", "num_workers=2"),
