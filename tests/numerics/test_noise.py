@@ -402,7 +402,7 @@ def test_a_lone_example_at_the_end_of_an_epoch_counts_nothing() -> None:
 def test_a_strategy_that_lets_one_worker_step_for_all_is_told() -> None:
     """All of them hear of it alike, so that nobody waits for the others."""
     first = torch.tensor([10.0, 20.0, 160.0, 1.0, 1.0], dtype=torch.float64)
-    strategy: Any = SimpleNamespace(
+    strategy: Any = type("Strategy", (SimpleNamespace,), {})(
         replica=1, gradient_weight=1.0, gather=lambda own: torch.stack([first, own])
     )
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)

@@ -21,7 +21,7 @@ from bsweep.analysis.study.numbers import number, spread
 from bsweep.core.words import counted
 from bsweep.report import formats, images
 from bsweep.report.document import document
-from bsweep.report.page import TEMPLATES
+from bsweep.report.page import TEMPLATES, html_from
 from bsweep.report.tables import tables
 from tests.report.browser import opened, page_of
 from tests.support.synthetic_study import META, diloco, server, write_run, write_study
@@ -237,7 +237,9 @@ def test_a_page_of_a_large_study_stays_small(
     write_study(tmp_path / "s")
     monkeypatch.setattr(images, "_MAX_SVG_BYTES", 1000)
     monkeypatch.setattr(report, "_MAX_RUN_IDS", 2)
-    monkeypatch.setitem(TEMPLATES.globals, "max_rows", 3)
+    small = TEMPLATES.overlay()  # a template keeps the values with which it was loaded
+    small.globals = {**TEMPLATES.globals, "max_rows": 3}
+    monkeypatch.setattr(sys.modules[html_from.__module__], "TEMPLATES", small)
     page = report.write(tmp_path / "s").read_text()
     assert "data:image/png;base64," in page
     assert "data:image/svg" not in page
