@@ -50,7 +50,7 @@ TINY_DATA = " ".join(TINY)
 GROWING = f"{TINY_DATA} batching=schedule model=tiny_cnn"
 BY_LAYER = "model=tiny_cnn strategy=parameter_server strategy.sharding=layer"
 NETWORK = ROOT / "examples/small_network.py"
-TEXT = f"data=text data.path={__file__} model=llama_tiny"
+TEXT = "data=text data.path=@FILE model=llama_tiny"
 REFUSED = [  # what is typed after local_batch=8, and what is said
     ("launch=null", "launch=null: give launch=NAME"),
     ("~data", "data: no value given", "digits"),
@@ -84,7 +84,7 @@ REFUSED = [  # what is typed after local_batch=8, and what is said
     (f"{BY_LAYER} strategy.num_servers=9", "strategy.num_servers=9", "strategy.sharding=memory"),
     ("strategy=ddp strategy.hook=bf16 device=cpu", "strategy.hook=bf16", "fp16"),
     ("data=own", "data.target"),
-    (f"data=own data.target={NETWORK}:buil", "there is no 'buil'", "Did you mean 'build'?"),
+    ("data=own data.target=@NETWORK:buil", "there is no 'buil'", "Did you mean 'build'?"),
     ("data=imagefolder", "data.root: no value given"),
     ("data=imagefolder data.root=~/nowhere-at-all", str(Path.home())),
     (f"{TINY_DATA} local_batch=64 num_workers=2", "global batch 128", "90 examples"),
@@ -107,7 +107,10 @@ NO_GPU = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine 
 )
 def test_what_cannot_be_is_refused_in_plain_words(type_run: Type, row: tuple[str, ...]) -> None:
     words, *expected = row
-    code, said = type_run("local_batch=8", *words.split())
+    typed = [  # the paths may have blanks
+        word.replace("@FILE", __file__).replace("@NETWORK", str(NETWORK)) for word in words.split()
+    ]
+    code, said = type_run("local_batch=8", *typed)
     assert code == 2
     assert "Traceback" not in said
     assert [part for part in expected if part not in said] == [], said

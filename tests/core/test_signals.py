@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ def test_a_program_below_a_shell_is_asked_before_it_is_killed(
     asks_all: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    words = ["sh", "-c", f"{sys.executable} -S program.py; true"]
+    words = ["sh", "-c", f"{shlex.quote(sys.executable)} -S program.py; true"]
     shell = subprocess.Popen(words, cwd=tmp_path)
     ends = time.monotonic() + 60
     while not (tmp_path / "ready").exists():
