@@ -1,4 +1,4 @@
-"""What every figure has: its style, its grid of panels, legends, a caption and files."""
+"""The style, grid of panels, legends, caption and files that every figure has."""
 
 from __future__ import annotations
 
