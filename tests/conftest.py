@@ -82,6 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run all tests, not the quick ones alone")
 
 
+@pytest.hookimpl(tryfirst=True)  # before a plug-in shuffles the cases, of which the first are quick
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("full"):
         return
