@@ -1,7 +1,6 @@
 """Speed of bsweep against plain programs, measured in one run, alternating, as ratios of medians.
 
-python -m benches [--quick] [--models M,M] [--batches N,N] [--rounds N] [--json FILE]
-[--against FILE] [NAME...]
+python -m benches [--quick] [--models M,M] [--batches N,N] [--rounds N] [--json FILE] [NAME...]
 
 Type it in the root of a checkout. Without names: all.
 
@@ -15,9 +14,7 @@ watch       what `bsweep watch` takes of a core beside a run that trains
 --models and --batches choose a part of alone and together, --rounds how often each program takes
 its turn; --quick is a look at the first model. The file (by default, of the whole suite,
 results/bench/HARDWARE.json) gets every timed round of every program, in seconds, with the hardware
-and the command. --against such a file says how many values were compared with it and which got
-slower, and exits with 1 then; with 2 where the file has none of what was measured. Where there is a
-GPU, alone runs on it; together, where there are two.
+and the command. Where there is a GPU, alone runs on it; together, where there are two.
 """
 
 from __future__ import annotations
@@ -25,12 +22,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benches import against, alone, exchange, start, together, watch
+from benches import alone, exchange, start, together, watch
 from benches.common import ROOT
 from bsweep.core.whole_files import write_whole
 from bsweep.study.provenance import provenance
@@ -45,51 +41,20 @@ BENCHES: Mapping[str, Callable[[alone.Grid], Any]] = {
 }
 
 
-def main(options: argparse.Namespace) -> int:
-    """Run the benches that were named, and return the exit code."""
-    # Before minutes of measuring.
-    earlier = json.loads(options.against.read_text()) if options.against else {}
-    names = [name for name in BENCHES if name in (options.names or BENCHES)]
-    if options.against and not earlier.keys() & {*names}:
-        there = ", ".join(name for name in BENCHES if name in earlier) or "none that there is today"
-        print(
-            f"{options.against} has no bench of {', '.join(names)}. It has {there}.",
-            file=sys.stderr,
-        )
-        return 2
+def main(options: argparse.Namespace) -> None:
+    """Run the benches that were named."""
     grid = alone.Grid(options.models, options.batches, options.rounds)
     grid = alone.QUICK if options.quick else grid
     hardware = provenance(compose("local_batch=64"))
     is_whole = not options.names and grid == alone.Grid()
     file = options.json or (default_file(hardware) if is_whole else None)
     results: dict[str, Any] = {}
-    for name in names:
+    for name in [name for name in BENCHES if name in (options.names or BENCHES)]:
         results[name] = BENCHES[name](grid)
         if file:  # after each one: the next may want more memory than there is
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, (json.dumps(hardware | results, indent=1) + "\n").encode())
             print(f"{file} has what was measured so far")
-    return compare(options.against, earlier, results, hardware) if options.against else 0
-
-
-def compare(
-    file: Path, earlier: dict[str, Any], results: dict[str, Any], hardware: dict[str, Any]
-) -> int:
-    """Print what got slower since a file was written, and return the exit code."""
-    same_hardware = all(earlier.get(key) == hardware[key] for key in ("cpu", "cores", "gpus"))
-    if not same_hardware:
-        print(
-            f"{file} comes from other hardware: {earlier.get('cores')} cores of "
-            f"{earlier.get('cpu')} {' '.join(earlier.get('gpus') or ())}. Only what has a "
-            "reference beside it is compared."
-        )
-    slower, count = against.compared(results, earlier, same_hardware)
-    print(*slower, sep="\n", end="\n" * bool(slower))
-    if not count:
-        print(f"nothing was compared: {file} has none of the measured values")
-        return 2
-    print(f"compared with {file}: {len(slower) or 'none'} of {count} values got slower")
-    return 1 if slower else 0
 
 
 def default_file(hardware: dict[str, Any]) -> Path:
@@ -115,7 +80,6 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--against", type=Path, metavar="FILE")
     whole = alone.Grid()
     parser.add_argument("--models", type=models_of, default=whole.cases, metavar="M,M")
     parser.add_argument("--batches", type=batches_of, default=whole.batches, metavar="N,N")
@@ -128,4 +92,4 @@ def parsed() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main(parsed()))
+    main(parsed())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
-from benches import against, alone, exchange, start, together, watch
+from benches import alone, exchange, start, together, watch
 
 pytestmark = pytest.mark.full
 
@@ -33,7 +33,6 @@ def test_each_bench_runs(
     bench: Callable[..., Any], arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # of this process
-    found = json.loads(json.dumps({"bench": bench(*arguments)}))
-    slower, num_compared = against.compared(found, found)
-    assert slower == []
-    assert num_compared > 0
+    rounds = pd.json_normalize(bench(*arguments)).iloc[0]
+    assert len(rounds) > 0
+    assert all(min(seconds) > 0 for seconds in rounds)
