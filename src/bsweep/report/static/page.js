@@ -376,10 +376,9 @@ function renderControls() {
 }
 function cellReading(cell) {
   const lines = [cellWords(cell)];
-  const known = isNumber(cell.seconds);
   const ends = { value: atMost(amount(cell.seconds), cell.is_bound), low: number(cell.seconds_low), high: number(cell.seconds_high), n: cell.num_runs, reached: cell.num_reached };
-  if (known && isPredicted()) lines.push(`${ends.value}, 90 % interval ${ends.low} to ${ends.high}`);
-  else if (known) lines.push(cell.num_runs > 1 ? `${ends.value} (median of ${ends.n} runs, ${ends.reached} reached it; ${ends.low} to ${ends.high})` : `${ends.value} (one run)`);
+  if (isNumber(cell.seconds) && isPredicted()) lines.push(`${ends.value}, 90 % interval ${ends.low} to ${ends.high}`);
+  else if (isNumber(cell.seconds)) lines.push(cell.num_runs > 1 ? `${ends.value} (median of ${ends.n} runs, ${ends.reached} reached it; ${ends.low} to ${ends.high})` : `${ends.value} (one run)`);
   if (cell.problem) lines.push(cell.problem);
   return lines;
 }
@@ -806,8 +805,7 @@ async function unpacked(text) {
   return JSON.parse(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text());
 }
 async function start() {
-  const told = await unpacked(byId("study").textContent);
   listen();
-  await update(told);
+  await update(await unpacked(byId("study").textContent));
 }
 const started = start();
