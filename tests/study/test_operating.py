@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,17 +20,28 @@ import pytest
 
 from bsweep.launch import stop
 from bsweep.runlog import locks
-from bsweep.runlog.checkpoint_files import checkpoint_at, request_stop
+from bsweep.runlog.checkpoint_files import checkpoint_at
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
-from bsweep.study import claims, commands, overview, states
+from bsweep.study import claims, commands, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
 from bsweep.study.run_point import paths_of, result_of, set_aside
 from bsweep.study.states import NEW, State
 from tests.runlog.test_readers import STEP
-from tests.study.test_run import wait_for, wait_for_records
-from tests.support.running import TINY, Fork, bsweep, compose, exits, forks, popen, ran_ok, tool
+from tests.study.test_run import wait_for_records
+from tests.support.running import (
+    TINY,
+    Fork,
+    bsweep,
+    compose,
+    exits,
+    forks,
+    popen,
+    ran_ok,
+    tool,
+    wait_for,
+)
 from tests.support.saved import save_checkpoint
 from tests.support.synthetic_study import write_run
 
@@ -156,11 +167,11 @@ def test_stop_ends_all_sweeps_of_a_study(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def interrupted(paths: RunPaths, say: Callable[[str], None] = print) -> Iterator[stop.Stopping]:
+def interrupted(paths: RunPaths) -> Iterator[stop.Stopping]:
     """A run within the context is interrupted, at the latest where the context ends."""
     with (
         pytest.raises(KeyboardInterrupt),
-        stop.Stopping(compose("local_batch=2"), paths, say, lambda: None) as stopping,
+        stop.Stopping(compose("local_batch=2"), paths, print, lambda: None) as stopping,
     ):
         yield stopping
 
@@ -227,19 +238,6 @@ def test_a_run_that_is_told_to_stop_has_the_time_of_its_longest_step(
             clock.append(seconds)
             stopping.poll()
     assert clock[-1] == 130 + 131, "30 s and the 100 s of the second step"
-
-
-def test_a_signal_is_told_though_the_run_was_to_stop_already(tmp_path: Path) -> None:
-    """A search that has a run interrupted by its file goes on, unless somebody else asked it
-    to stop meanwhile.
-    """
-    paths, said = begun(tmp_path), list[str]()
-    with interrupted(paths, said.append) as stopping:
-        request_stop(paths)
-        stopping.poll()
-        assert not said
-        signal.raise_signal(signal.SIGTERM)
-    assert said == ["ending at once"]
 
 
 def test_a_plan_can_try_points_where_none_is_finished_and_leaves_no_trace(tmp_path: Path) -> None:
@@ -388,11 +386,6 @@ def test_states_of_what_cannot_be_read_are_states(tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     found = states.read_states(tmp_path)
     assert [state.status for state in found.values()] == ["damaged"] * 3 + ["completed"]
-
-
-def test_a_sweep_is_named_by_its_host_and_its_process() -> None:
-    text = overview.status_text(Path("s"), [], "", ["node1.cluster.org.77", "h2.5"])
-    assert text.endswith("sweeps at work: node1.cluster.org process 77, h2 process 5")
 
 
 def test_a_run_under_way_has_done_what_its_records_say_now(tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ import json
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,12 +18,10 @@ from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
-from bsweep.core import signals
 from bsweep.launch import environment, resources
 from bsweep.launch.resources import Amount, Resources
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_meta, read_records
-from bsweep.study import branching, commands, parallel, states
+from bsweep.study import commands, parallel, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import timed
 from tests.launch.test_team import numbers
@@ -41,7 +37,6 @@ from tests.support.running import (
     ran_ok,
     summaries,
 )
-from tests.support.saved import save_checkpoint
 from tests.support.synthetic_study import META, write_run
 
 POINT = (
@@ -164,16 +159,6 @@ def test_a_point_whose_process_is_killed_fails_alone(monkeypatch: pytest.MonkeyP
     assert statuses == ["completed", "interrupted", "completed", "completed"]
 
 
-def test_signals_are_left_alone_by_threads_that_none_comes_to() -> None:
-    def handler() -> Any:
-        with signals.handled(lambda *_: None):
-            return signal.getsignal(signal.SIGINT)
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(handler).result() == signal.getsignal(signal.SIGINT)
-    assert handler() != signal.getsignal(signal.SIGINT)
-
-
 def point(num_workers: int = 1, *overrides: str) -> RunConfig:
     return compose(
         "local_batch=8", f"num_workers={num_workers}", "launch.parallel=auto", *overrides
@@ -285,40 +270,6 @@ def test_times_of_parallel_points_are_left_out_but_accuracies_stay(tmp_path: Pat
     assert any(line.startswith("4 runs shared the machine") for line in warnings)
 
 
-@pytest.mark.full
-def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path) -> None:
-    for batch in (8, 64):
-        write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
-    study = package.load(tmp_path / "s")
-    lines = analysis.headlines(study)
-    assert lines[0].startswith("Most accurate: local batch 64 on 1 worker")
-    assert not any("Fastest" in one for one in lines)
-    with pytest.raises(
-        ValueError, match=r"other runs \(launch\.parallel\).*launch\.parallel=1.*beside=True"
-    ):
-        package.predict(tmp_path / "s", 0.75)
-    assert package.predict(
-        package.load(tmp_path / "s", beside=True), 0.75, workers=[1, 2]
-    ).seen.timings()
-
-
-@pytest.mark.parametrize("device", ["cpu", "NVIDIA H200"])
-def test_threads_tell_points_apart_where_they_compute(tmp_path: Path, device: str) -> None:
-    for batch, seed, threads in ((8, 0, 16), (8, 1, 4), (16, 0, 4), (16, 1, 16), (32, 0, 4)):
-        write_run(tmp_path / "s", local_batch=batch, seed=seed, threads=threads, device=device)
-    write_run(tmp_path / "s", local_batch=64, device=device, status="failed", num_epochs_done=0)
-    study = package.load(tmp_path / "s")
-    if device == "cpu":
-        assert "threads" in analysis.cells(study.runs).index.names
-        with pytest.raises(ValueError, match="threads"):
-            observed(study, target_of(accuracy=0.5))
-    else:
-        assert list(analysis.cells(study.runs)["n"]) == [2, 2, 1, 0], (
-            "of seeds that ran alone or beside others"
-        )
-        assert len(observed(study, target_of(accuracy=0.5)).timings()) == 5
-
-
 def test_no_time_of_a_point_is_estimated_by_those_beside_others(tmp_path: Path) -> None:
     folders = [
         write_run(tmp_path / "s", local_batch=8, seed=seed, meta=BESIDE if seed else META)
@@ -328,15 +279,3 @@ def test_no_time_of_a_point_is_estimated_by_those_beside_others(tmp_path: Path) 
     assert [one.point.run_id for one in timed(points, states.read_states(tmp_path / "s"))] == [
         folders[0].name
     ]
-
-
-@pytest.mark.parametrize("meta", [META, BESIDE])
-def test_a_run_that_goes_on_from_one_beside_others_says_so(
-    tmp_path: Path, meta: dict[str, Any]
-) -> None:
-    source = RunPaths(write_run(tmp_path / "s", local_batch=8, meta=meta))
-    save_checkpoint(source)
-    branch = RunPaths(tmp_path / "branch")
-    branch.folder.mkdir()
-    config = compose("local_batch=16", f"resume_from={source.folder}")
-    assert branching.begin(config, branch) == (meta is BESIDE)

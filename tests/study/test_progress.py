@@ -82,22 +82,6 @@ def test_a_run_is_described_by_what_it_does_and_what_ends_it(
     assert epoch.endswith(", 30 s left"), "a quarter took ten seconds"
 
 
-def test_a_run_with_a_target_ends_with_both_its_accuracies(tmp_path: Path) -> None:
-    """The last evaluation is what an epoch's line shows; the median is what decides."""
-    screen, paths = io.StringIO(), RunPaths(tmp_path)
-    lines = Progress(1, Console(file=screen, width=200))
-    point = (*TINY, "local_batch=8", "target_accuracy=0.6", "data.validation_share=0.1")
-    lines.begin(compose(*point), paths, [])
-    scores = enumerate((0.2278, 0.5611, 0.5889), 1)
-    epochs = (EPOCH | {"epoch": number, "test_accuracy": score} for number, score in scores)
-    paths.metrics.write_text("".join(f"{json.dumps(epoch)}\n" for epoch in epochs))
-    lines.end(Outcome("completed", ""))
-    assert screen.getvalue().splitlines()[-1] == (
-        "  validation accuracy: 0.5889 in the last evaluation, 0.5611 as the best median of three "
-        "evaluations, which decides about the target 0.6"
-    )
-
-
 def test_records_that_were_cut_are_not_said_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,19 +128,3 @@ def test_a_resumed_run_shows_only_what_it_trains_now(
     assert said == "  resumed after step 12, in epoch 3"
     assert epoch.startswith("  epoch 3/4: 10.0 s")
     assert epoch.endswith(", 10 s left")
-
-
-def test_a_terminal_shows_a_line_below_all_others_until_the_run_ends(tmp_path: Path) -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, width=60, force_terminal=True, force_interactive=True)
-    lines = Progress(1, console)
-    config = compose("local_batch=8", "precision=fp32", "channels_last=false", "epochs=2")
-    lines.begin(config, RunPaths(tmp_path), [])
-    RunPaths(tmp_path).metrics.write_text(json.dumps(EPOCH) + "\n")
-    lines.end(Outcome("completed", ""))
-    shown = screen.getvalue()
-    assert "epoch 1/2: 10.0 s, 9 images/s" in shown
-    assert shown.index("point 1/1") < shown.index("epoch 1/2: 10.0 s") < shown.rindex("point 1/1")
-    assert "left" in shown[shown.rindex("point 1/1") :], "the end of a long line is not cut"
-    assert shown.splitlines()[-1].endswith("  completed after 0 s")
-    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1

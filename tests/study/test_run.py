@@ -11,8 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from bsweep.config.launch import HorovodrunConfig
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place, num_cores
 from bsweep.launch import environment
-from bsweep.runlog.errors import errors_reported
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.train import worker
@@ -41,6 +39,7 @@ from tests.support.running import (
     ran_ok,
     struck,
     tool,
+    wait_for,
     workers_left,
 )
 from tests.support.synthetic_study import write_run
@@ -57,13 +56,6 @@ def runs(cwd: Path, study: str = "s") -> list[RunPaths]:
 def summary(paths: RunPaths) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(paths.summary.read_text())
     return value
-
-
-def wait_for(condition: Callable[[], bool], timeout: float = 90) -> None:
-    ends = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
 
 
 def wait_for_records(cwd: Path, kind: str, num_runs: int = 1) -> None:
@@ -258,32 +250,6 @@ def test_a_killed_launcher_leaves_no_orphans_and_the_point_is_repeated(tmp_path:
     assert (aside / "metrics.jsonl").exists(), "the first attempt was not overwritten"
 
 
-DESTRUCTOR = """
-import os, signal, sys, time
-from bsweep.core import terminal
-
-class Interrupted:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.1)
-
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script's shell has it for background jobs
-signal.signal(signal.SIGTERM, signal.default_int_handler)
-sys.unraisablehook = terminal.interrupt_again
-try:
-    Interrupted()
-    time.sleep(30)
-except KeyboardInterrupt:
-    print("interrupted")
-"""
-
-
-def test_an_interrupt_that_comes_while_a_destructor_runs_is_not_lost() -> None:
-    command = [sys.executable, "-c", DESTRUCTOR]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert result.stdout == "interrupted\n"
-
-
 def test_divergence_ends_the_run_and_keeps_what_was_logged(tmp_path: Path) -> None:
     point = ("local_batch=8", "num_workers=2", "optimizer.lr=1e30", *QUICK)
     exits(1, "run", *point, cwd=tmp_path)
@@ -360,30 +326,6 @@ def test_threads_of_a_worker_are_by_default_its_share_of_the_cores() -> None:
     assert Place().threads(3) == 3
 
 
-@pytest.mark.parametrize("closing_fails", [False, True])
-def test_the_innermost_reporter_says_when_an_error_happened(
-    tmp_path: Path, closing_fails: bool
-) -> None:
-    paths = RunPaths(tmp_path)
-    file = paths.rank_logs(0) / "error.json"
-    written = []
-
-    def fail_and_close() -> None:
-        try:
-            with errors_reported(paths, Place()):
-                raise RuntimeError("the first")
-        finally:
-            written.append(file.read_text())
-            time.sleep(0.001)  # closing takes a while
-            if closing_fails:
-                raise OSError("no connection to close")
-
-    with pytest.raises((RuntimeError, OSError)), errors_reported(paths, Place()):
-        fail_and_close()
-    assert "the first" in written[0]
-    assert file.read_text() == written[0]
-
-
 def test_a_worker_has_its_own_threads_and_numbers_and_says_where_it_trained(tmp_path: Path) -> None:
     """Rank 1 of seed 0 drops out other units than rank 0 of seed 1."""
     before, paths = torch.get_num_threads(), RunPaths(tmp_path)
@@ -399,9 +341,3 @@ def test_a_worker_has_its_own_threads_and_numbers_and_says_where_it_trained(tmp_
     assert torch.initial_seed() == seed_of(1, 0, "dropout")
     keys = [*itertools.product(range(9), range(9), ("dropout", "qsgd"))]
     assert len({seed_of(*key) for key in keys}) == len(keys)
-
-
-@pytest.mark.parametrize("flags", [("--help",), ("--cfg", "job", "local_batch=8")])
-def test_hydra_flags_work(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    result = ran_ok("run", *flags, cwd=tmp_path)
-    assert "local_batch" in result.stdout

@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +20,6 @@ from bsweep.cli import main
 from bsweep.launch import failure
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.summary import read_ending
 from bsweep.study import states
 from tests.study.test_run import runs
 from tests.support.running import TINY, compose, exits, ran_ok
@@ -51,21 +49,6 @@ def test_a_damaged_run_is_named_and_repeated_by_the_same_sweep(tmp_path: Path) -
     assert again.stderr.count("completed already") == 1
     assert sound.summary.stat().st_mtime_ns == before
     assert not package.load(tmp_path / "results/s").skipped
-
-
-def test_a_result_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    paths = RunPaths(write_run(tmp_path / "s", local_batch=8, status="diverged"))
-    assert read_ending(paths).status == "diverged"
-    with paths.metrics.open("ab") as file:
-        file.write(b"5\n")
-    assert read_ending(paths).status is None, "the same sweep repeats it, as the reader says"
-    state = states.state_of_run(paths.folder)
-    assert state.status == "damaged"
-    assert "damaged record: 5" in state.message, "so do plan, status and resume"
-    with pytest.raises(
-        ValueError, match=r"metrics.jsonl:\d+: damaged record: 5. The same sweep repeats the run"
-    ):
-        package.load(tmp_path / "s")
 
 
 @contextmanager
@@ -130,31 +113,6 @@ def test_a_full_shared_memory_that_stops_horovodrun_is_named(tmp_path: Path) -> 
     assert said in full.stderr
 
 
-def test_a_full_folder_for_temporary_files_is_named(
-    tiny_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is named if a worker complains of some full disk, or ends without a word."""
-    monkeypatch.setenv("TMPDIR", str(tiny_disk))
-    fill(tiny_disk)
-    paths = RunPaths(tmp_path / "run")
-    paths.rank_logs(0).mkdir(parents=True)
-    remedy = (
-        f"no space left for {tiny_disk}. Free some space there, or name another folder by TMPDIR"
-    )
-    request = LaunchRequest(compose("local_batch=8"), paths, lambda: None)
-
-    def message(code: int) -> str:
-        return failure.outcome(request, [(0, code)], Path(os.devnull)).message
-
-    stderr = paths.rank_logs(0) / "stderr"
-    for said in ("", f"OSError: [Errno 28] {os.strerror(errno.ENOSPC)}: 'x'"):
-        stderr.write_text(said)
-        assert message(1) == f"rank 0 ended with exit code 1: {remedy}"
-    stderr.write_text("KeyError: 'x'")
-    assert message(1) == "rank 0 ended with exit code 1\nKeyError: 'x'"
-    assert message(-signal.SIGBUS) == f"rank 0 was ended by SIGBUS: {remedy}"
-
-
 def test_a_folder_without_locks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,10 +157,3 @@ def test_patches_and_what_was_asked_for_are_no_mixture(tmp_path: Path) -> None:
     write_run(study, local_batch=64, precision="bf16")
     with pytest.raises(ValueError, match=r"precision on \w+: fp32 \(1 run\); bf16 \(1 run: b64"):
         package.load(study)
-
-
-def test_the_published_studies_compare() -> None:
-    tables = [*(Path(__file__).parents[2] / "results/measured").glob("*/runs.csv")]
-    assert tables
-    for runs_csv in tables:
-        assert not package.load(runs_csv.parent).skipped

@@ -91,14 +91,6 @@ def test_status_watches_until_no_run_is_at_work(
     assert {point["run_id"]: point["epochs_done"] for point in told[1]["points"]}[run.name] == 0.5
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_folder_without_a_study_is_refused(tmp_path: Path, is_there: bool) -> None:
-    if is_there:
-        (tmp_path / "s").mkdir()
-    with pytest.raises(ValueError, match="no run and no command" if is_there else "no such study"):
-        Watched(tmp_path / "s")
-
-
 def test_a_study_that_is_removed_is_a_problem_until_it_is_back(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     watched = Watched(study)

@@ -21,7 +21,7 @@ import tempfile
 import textwrap
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -408,6 +408,13 @@ def struck(
         f"    os.kill(os.getpid(), {int(number)})\n"
     )
     return before(folder, module, function, code)
+
+
+def wait_for(condition: Callable[[], bool], timeout: float = 90) -> None:
+    ends = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
 
 
 def workers_left(folder: Path) -> list[psutil.Process]:
