@@ -221,17 +221,6 @@ def test_a_codec_sends_less_and_keeps_workers_equal() -> None:
             assert epoch["sent_bytes"] == pytest.approx(part * of_plain, rel=0.02)
 
 
-def test_the_same_seed_gives_the_same_bits() -> None:
-    contract, point = text_contract(), (*words(*UNEVEN[2]), "precision=fp32")
-    once = trained(2, *point, contract=contract)
-    # Which trains anew, and changes nothing else.
-    again = trained(2, *point, "log_every_steps=7", contract=contract)
-    other = trained(2, *point, "seed=1", contract=contract)
-    for run in (again, once[1:]):
-        assert all(torch.equal(worker["parameters"], once[0]["parameters"]) for worker in run)
-    assert not torch.equal(other[0]["parameters"], once[0]["parameters"])
-
-
 def test_a_round_ends_the_run_with_its_epoch_on_record() -> None:
     how = (*UNEVEN[2], "epochs=9")
     limits = (("rounds=4", 4, 2), ("rounds=3", 3, 1), ("seconds=1e-6", 1, 1))
@@ -321,13 +310,10 @@ def test_steps_follow_measured_speeds_whatever_the_workers_clocks_say(tmp_path: 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("overrides", "more"), [((), 2), (("compression=topk",), 3)])
-def test_a_diloco_worker_also_holds_an_anchor_and_outer_momentum(
-    overrides: tuple[str, ...], more: int
-) -> None:
-    """Plain: parameters, gradients and two of AdamW. Top-k holds its memory, too."""
+def test_a_diloco_worker_also_holds_an_anchor_and_outer_momentum() -> None:
+    """Plain: parameters, gradients and two of AdamW."""
     wide = ("model.width=64", "optimizer=adamw_diloco", "data.num_train=32", "epochs=1")
     plain = trained(2, "strategy=allreduce", *wide)
     assert [worker["num_vectors"] for worker in plain] == [4, 4]
-    workers = trained(2, "strategy=diloco", "strategy.sync_every=1", *overrides, *wide)
-    assert [worker["num_vectors"] for worker in workers] == [4 + more, 4 + more]
+    workers = trained(2, "strategy=diloco", "strategy.sync_every=1", *wide)
+    assert [worker["num_vectors"] for worker in workers] == [6, 6]

@@ -328,15 +328,11 @@ def test_a_tail_smaller_than_the_worker_count_is_trained_too(strategy: str) -> N
 # Three workers share 256 words unevenly.
 THREE_HEADS = ("model.num_heads=3", "model.hidden_size=48", "model.intermediate_size=96")
 LANGUAGE: list[tuple[str, int, tuple[str, ...]]] = [
-    ("allreduce", 2, ()),
     ("allreduce", 3, ()),
-    ("tensor", 1, ()),
     ("tensor", 2, ()),
     ("tensor", 4, ("accumulation_steps=2",)),
-    ("tensor", 4, ("strategy.replicas=2",)),
     ("tensor", 3, THREE_HEADS),
     ("tensor", 2, ("global_batch=30",)),  # the last step has one sequence
-    ("tensor", 2, LAMB),
     ("tensor", 2, ("optimizer=lars", "optimizer.lr=1")),
     ("tensor", 4, ("strategy.replicas=2", *LAMB)),
 ]
@@ -430,11 +426,9 @@ def test_shards_are_gathered_and_summed_in_each_pass(reshard: str, num_gathers: 
 @pytest.mark.parametrize("reduce", ["fp32", "bf16"])
 def test_layers_of_a_run_in_bf16_are_gathered_so(reduce: str) -> None:
     """BatchNorm's 16 of a worker's parameters are gathered in fp32."""
-    widths = f"model.target={ROOT}/tests/support/noisy_network.py:Widths"
-    how = ("strategy=sharded", f"strategy.reduce={reduce}", "model=own", widths)
+    how = ("strategy=sharded", f"strategy.reduce={reduce}", *LAYERED)
     more = (*how, "global_batch=24", "optimizer.lr=0.05", "epochs=1")
     rounded, whole = (trained(2, *more, f"precision={p}")[0] for p in ("bf16", "fp32"))
-    assert [run["buffers"][0].tolist() for run in (rounded, whole)] == [[2, 4], [4, 4]]
     (one,), (other,) = rounded["epochs"], whole["epochs"]
     num_rounded = one["worker_memory"][0]["parameter_bytes"] // 4 - 16
     saved = other["sent_bytes"] - one["sent_bytes"]
@@ -469,21 +463,6 @@ def test_buckets_travel_while_the_backward_pass_goes_on() -> None:
     assert set(first["sent_early"]) == {0}
 
 
-@pytest.mark.full
-def test_exchange_overlap_and_compression_are_timed_apart() -> None:
-    plain, *_ = trained(2, "strategy=allreduce")
-    compressed, *_ = trained(2, "strategy=allreduce", "compression=qsgd", "precision=fp32")
-    hidden, *_ = trained(2, "strategy=horovod", "strategy.buckets=3")
-    for run in (plain, compressed):
-        for epoch in run["epochs"]:
-            assert epoch["exchange_seconds"] == epoch["exposed_exchange_seconds"] > 0
-    assert all(epoch["codec_seconds"] is None for epoch in (*plain["epochs"], *hidden["epochs"]))
-    assert all(epoch["codec_seconds"] > 0 for epoch in compressed["epochs"])
-    for epoch in hidden["epochs"]:
-        assert epoch["exchange_seconds"] is None
-        assert epoch["exposed_exchange_seconds"] > 0
-
-
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("average", ["true", "false"])
 def test_batchnorm_statistics_are_averaged_where_asked(average: str) -> None:
@@ -496,11 +475,6 @@ def test_batchnorm_statistics_are_averaged_where_asked(average: str) -> None:
 def test_a_horovod_worker_alone_is_the_single_strategy_bit_for_bit() -> None:
     alone = trained(1, "strategy=horovod", "global_batch=24")[0]
     assert torch.equal(alone["parameters"], oracle(24)["parameters"])
-
-
-def test_another_batch_size_reaches_other_weights() -> None:
-    difference = (oracle(24)["parameters"] - oracle(12)["parameters"]).abs().max()
-    assert float(difference) > 1e-6
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
@@ -530,15 +504,6 @@ def test_gradients_of_a_model_with_batchnorm_are_exchanged_alike(how: str, num_p
     assert found["moved"] > 1e-5
     assert torch.equal(found["parameters"], other["parameters"])
     torch.testing.assert_close(found["parameters"], expected["parameters"], rtol=1e-9, atol=1e-9)
-
-
-def test_fp16_on_the_wire_stays_close_and_keeps_workers_equal() -> None:
-    more = ("compression=fp16", "precision=fp32", "global_batch=24")
-    first, second = trained(2, *more)
-    assert torch.equal(first["parameters"], second["parameters"])
-    expected = oracle(24)["parameters"]
-    assert not torch.equal(first["parameters"].double(), expected)
-    torch.testing.assert_close(first["parameters"].double(), expected, rtol=0.05, atol=0.01)
 
 
 # Two workers sum alike in whatever order; DDP's buckets are others in its first step where there

@@ -39,7 +39,7 @@ from tests.support.one_server_run import (
     make_vector,
     storages_alive,
 )
-from tests.support.running import ROOT, Fork, compose, meeting_port
+from tests.support.running import ROOT, Fork, compose, meeting_port, wait_for
 
 PLAIN = ("optimizer.momentum=0", "optimizer.nesterov=false", "optimizer.weight_decay=0")
 
@@ -239,13 +239,6 @@ def error(folder: Path, rank: int) -> dict[str, Any]:
     found = read_json(RunPaths(folder).rank_logs(rank) / "error.json")
     assert found is not None
     return found
-
-
-def wait_for(condition: Callable[[], bool], timeout: float = 120) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 class Travelling(servers.LocalRequest):

@@ -49,19 +49,6 @@ def test_gradients_that_travel_in_bf16_stay_close() -> None:
     assert sent[0] * 2 == sent[1] == 4 * 4 * len(whole[0]["parameters"])  # a vector in each step
 
 
-@pytest.mark.full
-def test_sent_bytes_are_those_of_activations() -> None:
-    """Two layers sum twice in either direction, the embedding once forward and the head once
-    backward. The loss sums three numbers for each token, whose likeliest words are gathered.
-    """
-    first, *_ = trained(2, "strategy=tensor", "global_batch=24", contract=text_contract())
-    tokens = 91 * 16
-    hidden_states = 8 * 64 * tokens
-    for epoch in first["epochs"]:
-        sums = (2 * 2 * 2 + 2) * hidden_states  # two workers send a whole vector in an all-reduce
-        assert sums < epoch["sent_bytes"] < sums + 10 * 8 * tokens
-
-
 def test_sent_bytes_count_replicas_gradients_too() -> None:
     more = ("strategy=tensor", "global_batch=24", "optimizer.lr=0.1", *DIVIDED)
     of_pass = trained(2, *more)[0]["epochs"][0]["sent_bytes"]
@@ -81,11 +68,6 @@ def test_sent_bytes_count_replicas_gradients_too() -> None:
         (
             "model=llama_tiny num_workers=3",
             r"model=llama_tiny .* 3 workers .* divide 176 and 4",
-        ),
-        ("model=llama_tiny num_workers=4 model.intermediate_size=172", ""),
-        (
-            "model=llama_tiny num_workers=4 model.intermediate_size=174",
-            r"model=llama_tiny .* 4 workers .* divide 174 evenly",
         ),
         ("model=tiny_cnn num_workers=2", "model=tiny_cnn: the model has no plan"),
     ],

@@ -16,7 +16,7 @@ from bsweep.compression.base import Group
 from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
-from bsweep.strategies.base import ExchangeLog, Summing
+from bsweep.strategies.base import Summing
 from tests.support.running import compose
 
 
@@ -120,10 +120,6 @@ def test_each_pair_of_workers_has_an_exchange_of_its_own(pair: Callable[..., Pai
     traffic = one.traffic()
     assert traffic.worker_wait_seconds == (3, 7, 0, 0)
     assert traffic.exchange_seconds == 1.5
-
-
-def test_exchanges_of_checkpoints_without_ranks_are_those_of_all_workers() -> None:
-    assert ExchangeLog(seconds=[1.0, 2.0]).first_ranks == [0, 0]
 
 
 def test_no_step_waits_for_a_gpu_to_have_exchanged(

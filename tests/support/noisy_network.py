@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def build(num_classes: int, shape: tuple[int, ...]) -> nn.Module:
@@ -30,25 +29,3 @@ def layered(num_classes: int, shape: tuple[int, ...]) -> nn.Module:
         nn.Flatten(),
         nn.Linear(8 * (shape[1] - 4) * (shape[2] - 4), num_classes),
     )
-
-
-class Widths(nn.Module):
-    """The layered network, which remembers the bytes of an element of its first two layers."""
-
-    widths: Tensor
-
-    def __init__(self, num_classes: int, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*layered(num_classes, shape).children())
-        self.register_buffer("widths", torch.zeros(2, dtype=torch.int64))
-        for layer in (self.layers[0], self.layers[1]):
-            layer.register_forward_hook(self._see)
-
-    def _see(self, layer: nn.Module, given: object, outputs: Tensor) -> None:
-        self.widths[int(isinstance(layer, nn.BatchNorm2d))] = next(
-            layer.parameters()
-        ).element_size()
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.layers(images)
-        return logits
