@@ -87,16 +87,6 @@ def case(
         case(2, "strategy=diloco", *ROUNDS, *EVALUATIONS, breaks=IN_ROUNDS),
         case(2, "strategy=ddp", breaks=IN_STEP[1:]),
         case(2, "strategy=ddp", "strategy.hook=powersgd"),
-        case(
-            3,
-            "strategy=allreduce",
-            "strategy.algorithm=ring",
-            "optimizer=adamw",
-            breaks=OF_THREE[1:],
-        ),
-        case(
-            2, "strategy=allreduce", "optimizer=lamb", breaks=((3, 4), (6, 8)), policy="Doubling"
-        ),  # nine steps in all
         case(2, "strategy=horovod", *RAISED, breaks=((2, 4), (5, 6))),
         case(
             2,
@@ -131,12 +121,6 @@ def case(
         ),
         # Measured cuts may differ from run to run, and dropout with them.
         case(2, *STAGED, "optimizer=adamw", breaks=IN_STEP),
-        case(
-            4,
-            *("strategy=tensor", "strategy.replicas=2", *DIVIDED, "local_batch=4", *BY_NOISE),
-            breaks=((11, 12),),
-            policy="identified",
-        ),
         case(4, *STAGED, "strategy.replicas=2", "optimizer=lamb", "measure.noise_scale=true"),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
         case(
@@ -206,20 +190,6 @@ def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 _MEASURED_TOO = ("time", "servers", "worker_memory", "stage_loads", "bubble")
 _MEASURED = ("_seconds", "_joules", "_per_second", "_p50", "_p95", "_memory_bytes")
-
-
-def test_a_cursor_goes_on_from_what_it_shared() -> None:
-    cursor = Cursor.of(torch.device("cpu"), 90)
-    cursor.begin_epoch()
-    cursor.position, cursor.step_seconds = 45, [0.5, 1.5]
-    cursor.scores, cursor.evaluated_examples = [(None, 0.5)], cursor.num_examples
-    again = Cursor.of(torch.device("cpu"), 90, **cursor.shared())
-    assert again.shared() == cursor.shared()
-    assert (again.epochs_done(), again.num_examples, again.ends_epoch) == (1.5, 135, False)
-    assert again.evaluated_examples == 135
-    assert again.epochs_done(45) == 2
-    again.begin_epoch()
-    assert (again.epoch, again.position, again.train_seconds) == (3, 0, 2.0)
 
 
 @pytest.mark.full

@@ -13,34 +13,33 @@ from bsweep.core.ranks import Place
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.train import worker
-from tests.support.gpus import on_gpus
-from tests.support.running import TINY, bsweep, compose, imported_first
+from tests.support.gpus import needs_gpus
+from tests.support.running import before, bsweep, compose, imported_first
 
 IMAGES = ("data=synthetic", "data.num_train=1000", "data.num_test=100", "data.shape=[3,32,32]")
-POINTS = {  # what workers on GPUs have to do; and on CPUs, where the tests themselves are tested
-    "cpu": ("device=cpu", "local_batch=8", "model=tiny_cnn", *TINY),
-    "cuda": ("device=cuda", "local_batch=64", "model=resnet18", *IMAGES),
-}
+POINT = ("device=cuda", "local_batch=64", "model=resnet18", *IMAGES)
+
+pytestmark = needs_gpus()
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CUDA GPUs")
 
 
 def run(
-    cwd: Path, device: str, *overrides: str, env: dict[str, str] | None = None
+    cwd: Path, *overrides: str, env: dict[str, str] | None = None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """How a run of two workers ended, and its records."""
-    point = ("study=s", "num_workers=2", "precision=fp32", "epochs=1", *POINTS[device], *overrides)
-    result = bsweep("run", *point, cwd=cwd, env=env, fresh=device == "cuda")
+    point = ("study=s", "num_workers=2", "precision=fp32", "epochs=1", *POINT, *overrides)
+    result = bsweep("run", *point, cwd=cwd, env=env, fresh=True)
     found = list(cwd.glob("results/s/*/summary.json"))
     assert found, result.stderr
     return read_json(found[0]) or {}, list(read_records(found[0].parent / "metrics.jsonl")[0])
 
 
-@pytest.mark.parametrize("device", [on_gpus("cuda")])
-def test_three_steps_in_float64_are_those_of_a_cpu(tmp_path: Path, device: str) -> None:
+def test_three_steps_in_float64_are_those_of_a_cpu(tmp_path: Path) -> None:
     point = ("launch=inline", "strategy=single", "precision=fp64", "epochs=1", "local_batch=8")
     images = ("data=synthetic", "data.num_train=20", "data.num_test=8", "data.shape=[3,32,32]")
     threads = torch.get_num_threads()
     weights: list[torch.Tensor] = []
-    for name in ("cpu", device):
+    for name in ("cpu", "cuda"):
         config, paths = (
             compose(*point, *images, f"device={name}"),
             RunPaths(tmp_path / f"{len(weights)}"),
@@ -59,20 +58,12 @@ def test_three_steps_in_float64_are_those_of_a_cpu(tmp_path: Path, device: str) 
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("device", [on_gpus("cuda")])
-def test_horovod_has_nccl(device: str) -> None:
-    """Where torch is built for CUDA."""
-    horovod = pytest.importorskip("horovod.torch")
-    assert horovod.nccl_built()
-    assert horovod.cuda_built()
-
-
-@pytest.mark.parametrize("device", [on_gpus("cuda", number=2)])
-def test_horovod_and_ddp_train_alike_over_nccl(tmp_path: Path, device: str) -> None:
+@needs_two
+def test_horovod_and_ddp_train_alike_over_nccl(tmp_path: Path) -> None:
     losses = []
     for strategy in ("horovod", "ddp"):
         (cwd := tmp_path / strategy).mkdir()
-        summary, records = run(cwd, device, f"strategy={strategy}")
+        summary, records = run(cwd, f"strategy={strategy}")
         assert summary["status"] == "completed", summary["message"]
         (start,) = (record for record in records if record["type"] == "start")
         assert [peer["device"] for peer in start["workers"]] == 2 * [start["device"]]
@@ -83,35 +74,21 @@ def test_horovod_and_ddp_train_alike_over_nccl(tmp_path: Path, device: str) -> N
 
 STRATEGIES = ("horovod", "ddp", "allreduce", "local_sgd", "diloco", "parameter_server")
 FAILING = """
-import os, time
-if os.environ.get("RANK", os.environ.get("HOROVOD_RANK")) == "1":
-    import bsweep.train.step as step
-    plain, calls = step.train_step, []
-
-    def failing(*a, **k):
-        calls.append(1)
-        if len(calls) == 3:
-            open({failed!r}, "w").close()
-            a[0].vector.parameters.new_empty(1 << 44)
-        return plain(*a, **k)
-
-    step.train_step = failing
+if rank == "1" and call == 3:
+    open("{folder}/failed", "w").close()
+    first.vector.parameters.new_empty(1 << 44)
 """
 
 
-@pytest.mark.parametrize(
-    ("device", "strategy"),
-    [("cpu", "ddp"), *(on_gpus("cuda", strategy, number=2) for strategy in STRATEGIES)],
-)
-def test_out_of_memory_on_one_worker_ends_the_run_at_once(
-    tmp_path: Path, device: str, strategy: str
-) -> None:
-    env = imported_first(tmp_path, FAILING.format(failed=str(tmp_path / "failed")))
-    summary, _ = run(tmp_path, device, f"strategy={strategy}", env=env)
+@needs_two
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_out_of_memory_on_one_worker_ends_the_run_at_once(tmp_path: Path, strategy: str) -> None:
+    code = FAILING.format(folder=tmp_path)
+    env = before(tmp_path, "train.step", "train_step", code)
+    summary, _ = run(tmp_path, f"strategy={strategy}", env=env)
     assert summary["status"] == "out_of_memory"
     assert summary["message"].startswith("rank 1 failed")
-    if device == "cuda":
-        assert time.time() - (tmp_path / "failed").stat().st_mtime < 30
+    assert time.time() - (tmp_path / "failed").stat().st_mtime < 30
 
 
 WATCHED = """
@@ -122,8 +99,6 @@ if "RANK" in os.environ or "HOROVOD_RANK" in os.environ:
     plain = step.train_step
 
     def watched(*a, **k):
-        if not torch.cuda.is_available():
-            return plain(*a, **k)
         torch.cuda.set_sync_debug_mode("error")
         try:
             return plain(*a, **k)
@@ -134,13 +109,10 @@ if "RANK" in os.environ or "HOROVOD_RANK" in os.environ:
 """
 
 
-@pytest.mark.parametrize(
-    ("device", "strategy"), [on_gpus("cuda", s, number=2) for s in ("horovod", "allreduce")]
-)
-def test_no_step_of_two_workers_waits_for_its_gpu(
-    tmp_path: Path, device: str, strategy: str
-) -> None:
+@needs_two
+@pytest.mark.parametrize("strategy", ["horovod", "allreduce"])
+def test_no_step_of_two_workers_waits_for_its_gpu(tmp_path: Path, strategy: str) -> None:
     """As torch can tell: Horovod itself waits for each sum, in its own code."""
     env = imported_first(tmp_path, WATCHED)
-    summary, _ = run(tmp_path, device, f"strategy={strategy}", env=env)
+    summary, _ = run(tmp_path, f"strategy={strategy}", env=env)
     assert summary["status"] == "completed", summary["message"]

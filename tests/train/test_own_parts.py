@@ -68,10 +68,6 @@ class Clamped(Codec):
         gradients.clamp_(-self.limit, self.limit)
         group.all_reduce(gradients)
 
-class NoStrategy:
-    def __init__(self, config, strategy, place, paths):
-        pass
-
 class Alone(Single):
     pass
 
@@ -100,9 +96,6 @@ class Growing(Policy):
     def shares(self, epochs_done):
         times = self.times if epochs_done >= 1 else 1
         return self.of_global_batch(self.config.examples_per_step * times)
-
-def no_policy(config):
-    return 3
 """
 
 ALONE = "strategy=own strategy.target=parts.py:Alone"
@@ -161,21 +154,14 @@ def test_a_policy_decides_what_a_round_takes() -> None:
             f"{OPTIMIZER}=parts.py:Shapes optimizer.by_layer=true {SERVERS}",
             "optimizer=own with .*: it needs whole layers",
         ),
-        (f"{BATCHING}=parts.py:no_policy", "returned int, not a bsweep.batching.base.Policy"),
         (f"{BATCHING}=parts.py:Growing {ADAPTED}", "both would set the local steps"),
-        (
-            "strategy=own strategy.target=parts.py:NoStrategy",
-            "NoStrategy is not a bsweep.strategies.Strategy",
-        ),
         ("strategy=own strategy.target=parts.py:Begun", "Begun lacks gather, prepare: write"),
         (
             "strategy=own strategy.target=parts.py:Sum +strategy.options.scale=1 launch=inline",
             "Sum exchanges over torch.distributed, which needs processes that torchrun starts",
         ),
         (f"{ALONE} compression=topk", "Alone takes no codec"),
-        (f"{ALONE} strategy.sync_every=2", "Alone has no rounds of several steps"),
         (f"{ALONE} launch=horovodrun", "Use launch=torchrun"),
-        (f"{ALONE} strategy.algorithm=horovod", "Use launch=horovodrun"),
     ],
 )
 def test_what_is_none_is_said_before_anything_starts(words: str, expected: str) -> None:

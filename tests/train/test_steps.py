@@ -17,21 +17,14 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from bsweep import strategies
 from bsweep.config import user_code
-from bsweep.config.values import ConfigError
-from bsweep.core import memory
 from bsweep.core.ranks import Place
-from bsweep.data.inputs import Inputs
-from bsweep.measure import probe_worker
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.precision import AUTOCAST
 from bsweep.numerics.timing import StepClock
-from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_json, read_records
+from bsweep.runlog.reading import read_records
 from bsweep.strategies import horovod
-from bsweep.strategies.horovod import HostCopies
 from bsweep.train import graph_capture, peers_check, step, warm_up, worker
 from bsweep.train.job import Job
 from tests.launch.test_failures import ACCELERATOR_ERROR
@@ -111,12 +104,6 @@ def test_no_step_waits_for_the_device(
         step.train_step(job, batch, batch, job.inputs.crops(1, job.config.seed), num_passes)
     assert operations.launched
     assert not operations.waited
-
-
-def test_a_copy_to_the_device_is_seen() -> None:
-    with Operations() as operations:
-        torch.ones(2).to("meta")
-    assert operations.waited
 
 
 SMALL = (
@@ -200,77 +187,15 @@ def test_steps_of_a_graph_are_those_without(
     assert losses[0] == losses[1]
 
 
-def replays_later(work: Callable[[], object], pool: object) -> graphs.Captured:
-    """As a GPU, which computes nothing in a capture."""
-    return graphs.Captured(lambda: [work()].clear(), 0, pool)
-
-
-def test_graphs_of_a_resumed_run_are_compared_before_it_is_loaded(
-    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a model that is not trained: where gradients are almost zero, the rounding of kernels that
-    add in varying order is larger than a tenth of them.
-    """
-    compared: list[Tensor] = []
-    check = graph_capture._capture_and_check
-
-    def noted(job: Job, *others: Any) -> None:
-        compared.append(job.vector.parameters.clone())
-        check(job, *others)
-
-    may_capture(replays_later)
-    monkeypatch.setattr(graph_capture, "_capture_and_check", noted)
-    more = ("checkpoint_every=1", "optimizer=adamw", "optimizer.lr=0.01", "epochs=3")
-    config, paths = compose(*POINT, *SMALL, *more), RunPaths(tmp_path)
-    at_once = worker.train(config, paths, Place()).vector.parameters.clone()
-    resumed = worker.train(config, paths, Place()).vector.parameters
-    assert checkpoints(paths), "the second resumed"
-    assert torch.equal(at_once, resumed)
-    assert torch.equal(*compared)
-
-
-def test_the_memory_of_graphs_counts_in_an_epochs_peak(
-    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a GPU on which 300 bytes are allocated, without the 1000 of the graphs."""
-    may_capture(calls_again([]))
-    monkeypatch.setattr(memory, "peak_bytes", lambda _: 310)
-    monkeypatch.setattr(memory, "allocated_bytes", lambda _: 300)
-    _, records = trained(tmp_path, "epochs=1")
-    peaks = [record["peak_memory_bytes"] for record in records if record["type"] == "epoch"]
-    assert peaks == [1300]
-
-
 def breaks(work: Callable[[], object], pool: object) -> graphs.Captured:
     work()
     raise RuntimeError("operation not permitted when stream is capturing\nand more")
-
-
-def is_full(work: Callable[[], object], pool: object) -> graphs.Captured:
-    """As torch does, whose end of a capture raises another error, and whose stream a third one."""
-    try:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-    except RuntimeError:
-        try:
-            return breaks(work, pool)
-        finally:
-            breaks(work, pool)
 
 
 def is_full_for_cuda(work: Callable[[], object], pool: object) -> graphs.Captured:
     """As when the graph itself finds no memory: the allocator does not know of it."""
     work()
     raise ACCELERATOR_ERROR("CUDA error: out of memory\nand more")
-
-
-def is_full_later(work: Callable[[], object], pool: object) -> graphs.Captured:
-    """As when the first replay finds no memory."""
-    work()
-
-    def replay() -> None:
-        is_full_for_cuda(work, pool)
-
-    return graphs.Captured(replay, 0, None)
 
 
 def is_stale(work: Callable[[], object], pool: object) -> graphs.Captured:
@@ -283,10 +208,8 @@ def is_stale(work: Callable[[], object], pool: object) -> graphs.Captured:
 @pytest.mark.parametrize(
     ("capture", "said", "loses_memory"),
     [
-        (is_full_later, "not enough memory for graphs", False),
         (breaks, "not permitted when stream is capturing", False),
         (is_stale, "Python", False),
-        (is_full, "out of memory", True),
         (is_full_for_cuda, "out of memory", True),
     ],
 )
@@ -309,35 +232,8 @@ def test_what_cannot_be_captured_is_launched_step_by_step(
 
 
 @pytest.mark.full
-def test_a_capture_that_breaks_off_leaves_no_trace(
-    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of one example, at which BatchNorm is told to go by its running statistics, too."""
-    job = prepared(tmp_path, *TINY, "model=resnet18", "precision=fp32", "local_batch=4")
-    kept, batch, random = (
-        [job.vector.parameters, *job.model.buffers()],
-        torch.arange(4),
-        torch.get_rng_state(),
-    )
-    before = [tensor.clone() for tensor in kept]
-    step.compute_passes(job, batch, batch, job.inputs.crops(0, seed=0))
-    assert not all(map(torch.equal, before, kept)), "passes leave statistics"
-    before = [tensor.clone() for tensor in kept]
-    may_capture(breaks)
-    graph_capture.capture(job)
-    assert job.graphs is None
-    assert "not permitted when stream is capturing" in graph_capture.broken_capture()
-    assert all(map(torch.equal, before, kept))
-    assert torch.equal(torch.get_rng_state(), random)
-    monkeypatch.setattr(type(job.objective), "loss", lambda *_: breaks(lambda: 0, None))
-    with pytest.raises(RuntimeError):
-        step.compute_passes(job, batch[:1], batch[:1], job.inputs.crops(0, seed=0))
-    assert all(module.training for module in job.model.modules())
-
-
-@pytest.mark.full
-def test_after_a_capture_that_broke_off_nothing_is_captured_again(
-    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
+def test_a_capture_that_breaks_off_leaves_no_trace_and_is_not_tried_again(
+    tmp_path: Path, may_capture: Callable[[Capture], None]
 ) -> None:
     """Each capture that breaks off would cost memory for good."""
     tried: list[int] = []
@@ -346,136 +242,23 @@ def test_after_a_capture_that_broke_off_nothing_is_captured_again(
         tried.append(1)
         return breaks(work, pool)
 
+    job = prepared(tmp_path, *TINY, "model=resnet18", "precision=fp32", "local_batch=4")
+    kept, batch = [job.vector.parameters, *job.model.buffers()], torch.arange(4)
+    random, before = torch.get_rng_state(), [tensor.clone() for tensor in kept]
+    step.compute_passes(job, batch, batch, job.inputs.crops(0, seed=0))
+    assert not all(map(torch.equal, before, kept)), "passes leave statistics"
+    before = [tensor.clone() for tensor in kept]
     may_capture(tries)
-    job = prepared(tmp_path, *SMALL)
     first, second = (graph_capture.capture(job) for _ in range(2))
+    assert job.graphs is None
+    assert all(map(torch.equal, before, kept))
+    assert torch.equal(torch.get_rng_state(), random)
     assert len(tried) == 1
     assert "earlier in this process" not in first[0].message
     assert "earlier in this process" in second[0].message
     assert "not permitted when stream is capturing" in second[0].message
     assert graph_capture.broken_capture(), "the process should train no other point"
     assert not graph_capture.lost_memory()
-    # torch 2.13 may take such a capture for one under way.
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: breaks(lambda: 0, None))
-    memory.give_back_garbage()
-
-
-@pytest.mark.full(but=3)
-@pytest.mark.parametrize(
-    ("more", "eager"),
-    [
-        ((), []),
-        (("measure.noise_scale=true",), [16, 16]),
-        (("measure.noise_scale=true", "accumulation_steps=2"), [32, 32]),
-        (("batching=goodput",), [16, 16, 32]),
-        (("batching=schedule",), []),
-    ],
-)
-def test_what_runs_beside_graphs_is_tried_beside_them(
-    tmp_path: Path,
-    may_capture: Callable[[Capture], None],
-    monkeypatch: pytest.MonkeyPatch,
-    more: tuple[str, ...],
-    eager: list[int],
-) -> None:
-    """Passes by their examples, after the last replay: if they do not fit, graphs go."""
-    passes: list[int] = []
-    plain = type(prepared(tmp_path, *SMALL).inputs).training
-    rooms: list[int] = []
-
-    def training(inputs: Inputs, indices: Tensor, crops: Tensor) -> tuple[Tensor, Tensor]:
-        passes.append(len(indices))
-        if rooms and len(passes) > rooms[0]:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(inputs, indices, crops)
-
-    monkeypatch.setattr(Inputs, "training", training)
-    may_capture(calls_again([]))
-    job = prepared(tmp_path, *SMALL, *more)
-    graph_capture.capture(job)
-    assert job.graphs
-    num_in_graphs = len(passes) - len(eager)
-    assert passes[num_in_graphs:] == eager
-    if eager:
-        passes.clear()
-        rooms.append(num_in_graphs)
-        (warning,) = graph_capture.capture(job)
-        assert job.graphs is None
-        assert "not enough memory for graphs and for passes" in warning.message
-        assert graph_capture.broken_capture() == ""
-
-
-@pytest.mark.parametrize(("policy", "stays"), [("schedule", False), ("goodput", True)])
-def test_graphs_go_when_a_policy_leaves_their_batch_for_good(
-    tmp_path: Path, may_capture: Callable[[Capture], None], policy: str, stays: bool
-) -> None:
-    may_capture(calls_again([]))
-    job = prepared(tmp_path, *SMALL, f"batching={policy}")
-    graph_capture.capture(job)
-    assert job.graphs
-    configured = job.policy.shares(0.0)
-    graph_capture.drop_left(job, configured)
-    assert job.graphs.replay_bytes == 1000
-    graph_capture.drop_left(job, job.policy.of_batches([16]))
-    assert bool(job.graphs) == stays
-    assert job.graphs.replay_bytes == 1000 * stays
-
-
-def test_a_probe_on_a_gpu_times_the_steps_of_a_run(
-    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At a batch that is not the run's own, with its passes in one graph."""
-    replays: list[object] = []
-    monkeypatch.setattr(probe_worker, "NUM_STEPS", 3)
-    job = prepared(tmp_path, *SMALL, "accumulation_steps=2", "batching=schedule")
-    assert probe_worker.step_seconds(probe_worker.alone(job), 8, 1) > 0
-    assert not replays
-    may_capture(calls_again(replays))
-    config = replace(job.config, device="cuda")
-    on_gpu: Any = SimpleNamespace(type="cuda")
-    make_steps, capture = warm_up.make_steps, graph_capture.capture
-
-    def here(job: Job) -> Job:
-        return replace(job, device=torch.device("cpu"))
-
-    monkeypatch.setattr(warm_up, "make_steps", lambda job: make_steps(here(job)))
-
-    def capture_here(job: Job) -> None:
-        copy = here(job)
-        capture(copy)
-        job.graphs, job.device = copy.graphs, copy.device
-
-    monkeypatch.setattr(graph_capture, "capture", capture_here)
-    by_itself = replace(probe_worker.alone(replace(job, config=config)), device=on_gpu)
-    assert probe_worker.step_seconds(by_itself, 8, 1) > 0
-    assert replays == [1, 2, 1, 1, 1, 1], "two to compare, one that is not timed, and three"
-
-
-def test_a_probe_measures_nothing_after_a_capture_cost_memory(
-    tmp_path: Path, may_capture: Callable[[Capture], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured: list[object] = []
-
-    def seconds(job: Job, local_batch: int, times: int) -> float:
-        measured.append(local_batch)
-        if local_batch == 8:
-            graph_capture.capture(job)
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return 0.1
-
-    def flops(job: Job) -> float:
-        measured.append("FLOP/s")
-        return 1.0
-
-    may_capture(is_full)
-    monkeypatch.setattr(probe_worker, "step_seconds", seconds)
-    monkeypatch.setattr(probe_worker, "_limit_mebibytes", lambda _: None)
-    monkeypatch.setattr(probe_worker, "_peak_flops", flops)
-    probe_worker.measure(compose(*POINT, *SMALL), RunPaths(tmp_path), Place())
-    assert measured == ["FLOP/s", 1, 2, 4, 8]
-    (found,) = (read_json(tmp_path / "probe.json") or {})["workers"]
-    assert found["largest_batch"] == 4
-    assert found["stopped_by"] == "out_of_memory"
 
 
 def test_one_worker_without_a_graph_leaves_all_without(
@@ -495,52 +278,6 @@ def test_one_worker_without_a_graph_leaves_all_without(
         assert [f"rank 1: {reason}" in warning.message for warning in warnings] == [
             True
         ] * broke_off
-
-
-OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
-
-
-@pytest.mark.parametrize(
-    ("policy", "version", "given", "asked"),
-    [
-        ("schedule", "2.11.0+cu128", {}, {NEW: "expandable_segments:True"}),
-        ("schedule", "2.10.0", {}, {OLD: "expandable_segments:True"}),
-        ("schedule", "2.13.0", {OLD: "backend:native"}, {OLD: "backend:native"}),
-        ("schedule", "2.6.0", {NEW: "backend:native"}, {NEW: "backend:native"}),
-        ("fixed", "2.13.0", {}, {}),
-    ],
-)
-def test_gpu_memory_grows_in_place_where_the_batch_changes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    policy: str,
-    version: str,
-    given: dict[str, str],
-    asked: dict[str, str],
-) -> None:
-    """A machine that says it has a GPU, and workers that end when they would use it."""
-
-    def used(*_: object) -> None:
-        raise ConfigError("a GPU is used")
-
-    others = {name: value for name, value in os.environ.items() if name not in (OLD, NEW)}
-    monkeypatch.setattr(os, "environ", {**others, **given})
-    monkeypatch.setattr(torch, "__version__", version)
-    monkeypatch.setattr(worker, "num_gpus", lambda _: 1)
-    monkeypatch.setattr(strategies, "build", used)
-    with pytest.raises(ConfigError, match="a GPU is used"):
-        prepared(tmp_path, *SMALL, f"batching={policy}")
-    assert {name: os.environ[name] for name in (OLD, NEW) if name in os.environ} == asked
-
-
-def test_copies_for_a_horovod_without_nccl_lie_in_the_same_memory_at_each_step() -> None:
-    copies, places = HostCopies(), []
-    for size in (5, 3, 5):
-        gradients = torch.arange(size).float()
-        copy = copies.copy(gradients, "gradient")
-        assert torch.equal(copy, gradients)
-        places.append(copy.data_ptr())
-    assert places[0] == places[2] != places[1]
 
 
 @pytest.mark.parametrize(
