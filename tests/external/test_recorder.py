@@ -106,7 +106,6 @@ TWO_PASSES = [
         (RATE, [READY, {"kind": "reads_lr"}, *epoch()], {"epoch": {"learning_rate": 0.5}}),
         # The start of loaders counts into the epoch alone.
         (ONE, [READY, *epoch(steps(4, start_seconds=1.5))], {"epoch": {"train_seconds": 4.0}}),
-        (ONE, [READY, *epoch(steps(4, start_seconds=1.5))], {"epoch": {"step_seconds_p95": 0.5}}),
         # A short last step is no fault and, within a pass, may be the last one of a loader.
         (ONE, [READY, begins(1), steps(4, 2), ENDS], {"epoch": {"images_per_second": 6.0}}),
         (

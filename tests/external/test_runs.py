@@ -6,8 +6,7 @@ import json
 import os
 import platform
 import signal
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 import bsweep as bsweep_package
 from bsweep.analysis import load, noise_scale
-from tests.support.running import Fork, bsweep, forks, ran_ok, summaries
+from tests.support.running import Fork, bsweep, forks, ran_ok, summaries, wait_for
 
 PACKAGE = Path(bsweep_package.__file__).parent
 
@@ -124,20 +123,13 @@ def test_a_program_by_steps_is_a_run(tmp_path: Path, launch: str, workers: int, 
     assert "versions.horovod" not in provenance
 
 
-def _wait_for(is_so: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-
-
 def _stop_after(
     folder: Path, words: Sequence[str], report: str, *, by_signal: bool = False
 ) -> None:
     """Start a sweep, and stop it after a report, by `bsweep stop` or a signal."""
     sweep, reports = Fork("bsweep", *words, cwd=folder, has_forks=True), "logs/rank.0/reports.jsonl"
     try:
-        _wait_for(
+        wait_for(
             lambda: any(report in p.read_text() for p in folder.glob(f"results/s/b*/{reports}"))
         )
         if by_signal:
@@ -348,9 +340,9 @@ def test_nothing_of_a_program_outlives_its_run(tmp_path: Path) -> None:
     command = f"sh -c '{forks().python} train.py; true'"
     words = started("local_batch=8", "launch=torchrun", command=command)
     sweep, pid = Fork("bsweep", *words, cwd=tmp_path, has_forks=True), tmp_path / "pid"
-    _wait_for(lambda: pid.exists() and pid.read_text() != "")
+    wait_for(lambda: pid.exists() and pid.read_text() != "")
     sweep.kill()
-    _wait_for(lambda: not psutil.pid_exists(int(pid.read_text())))
+    wait_for(lambda: not psutil.pid_exists(int(pid.read_text())))
 
 
 @pytest.mark.full
@@ -362,35 +354,3 @@ def test_recommend_learns_how_many_examples_a_program_has(folder: Path) -> None:
     kept = json.loads((folder / "results/s/recommend.json").read_text())
     assert kept["num_train"] == 64
     assert len(kept["probes"]) == 2
-
-
-RANKS = """\
-import sys, time
-import bsweep
-run = bsweep.join(num_train=36)
-for epoch in run.epochs():
-    if sys.argv[1] == "wait" and epoch == 2:
-        time.sleep(600)
-    for number, _ in enumerate(run.steps([[0] * 4] * (5 - run.rank))):
-        if sys.argv[1] == "wait" and number == 4:
-            time.sleep(600)  # as an exchange with a rank that has no step any more
-        time.sleep(0.01)
-    run.evaluated(test_accuracy=0.5)
-"""
-
-
-@pytest.mark.full
-def test_what_each_rank_took_is_counted_and_said(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(RANKS)
-    words = ("program=own", "local_batch=4", "num_workers=2", "epochs=2", "launch=torchrun")
-    counted = ("program.command='python train.py count'", "study=s")
-    ran_ok("run", *words, *counted, cwd=tmp_path)
-    for one in records(tmp_path, "epoch"):
-        assert one["images_per_second"] * one["train_seconds"] == pytest.approx(4 * (5 + 4))
-    (warning,) = [one for one in records(tmp_path, "event") if one["event"] == "warning"]
-    assert "the ranks took 5 and 4 steps in epoch 1" in warning["message"]
-    waits = ("program.command='python train.py wait'", "launch.stall_timeout_seconds=12")
-    ran = bsweep("run", *words, *waits, "launch.retries=0", "study=w", cwd=tmp_path)
-    assert ran.returncode == 1
-    assert "rank 1 ended epoch 1 after 4 steps" in ran.stderr
-    assert "rank 0 has begun step 5" in ran.stderr
