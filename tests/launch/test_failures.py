@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -24,12 +23,10 @@ from bsweep.core.ranks import Place
 from bsweep.launch import failure, lifeline
 from bsweep.launch.launcher import LaunchRequest, Outcome
 from bsweep.numerics import objective
-from bsweep.runlog.errors import WorkerLost, described, errors_reported, worker_lost
+from bsweep.runlog.errors import WorkerLost, errors_reported, worker_lost
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.taken import FORM, Taken
 from bsweep.strategies import ddp
-from bsweep.study.progress import Progress
-from bsweep.study.run_point import run_point
 from bsweep.train import peers_check, worker
 from tests.study.test_run import TOO_BIG
 from tests.support.launching import Scripted
@@ -217,14 +214,6 @@ def test_a_launchers_end_is_told_in_a_sentence(
     assert "\n" not in outcome.message
 
 
-def test_a_launcher_that_ends_while_workers_train_is_told_so(paths: RunPaths) -> None:
-    paths.alive(0).touch()
-    said = outcome_of(paths, [], console="RuntimeError: Event loop stopped\n", codes=[1]).message
-    assert said.startswith(
-        "the workers' launcher ended while they trained (exit code 1): RuntimeError"
-    )
-
-
 def test_nodes_that_slurm_lost_together_are_all_named(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,13 +230,6 @@ def test_nodes_that_slurm_lost_together_are_all_named(
     assert outcome.can_be_retried
 
 
-def test_an_error_is_told_from_its_first_line_on() -> None:
-    assert [described(error) for error in (AssertionError(), ValueError("\n\nno"))] == [
-        "AssertionError",
-        "ValueError: no",
-    ]
-
-
 def test_what_a_user_can_mend_is_said_without_a_traceback(paths: RunPaths) -> None:
     (paths.rank_logs(0) / "stderr").write_text("Traceback of an error")
     with pytest.raises(ValueError, match="labels"), errors_reported(paths, Place()):
@@ -255,25 +237,6 @@ def test_what_a_user_can_mend_is_said_without_a_traceback(paths: RunPaths) -> No
     message = outcome_of(paths, [(0, 1)]).message
     assert message.startswith("rank 0 failed: ValueError: the labels are floating-point")
     assert "\n" not in message
-
-
-def test_tries_are_further_and_further_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses: list[float] = []
-    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
-    monkeypatch.setattr("bsweep.study.run_point.time", clock)
-    config = compose(*TINY, "local_batch=8", "launch.retries=9", f"results_dir={tmp_path}")
-
-    def start(*_: object) -> Outcome:
-        return (
-            Outcome("diverged")
-            if len(pauses) == 9
-            else Outcome("failed", "a host was lost", can_be_retried=True)
-        )
-
-    assert run_point(config, [], Progress(1), start) == "diverged"
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
 @pytest.fixture

@@ -24,29 +24,6 @@ def card(*overrides: str) -> HorovodrunConfig:
     return launch
 
 
-@pytest.mark.parametrize(
-    ("line", "why", "remedy"),
-    [
-        (
-            (
-                "Offending ED25519 key in /home/me/.ssh/known_hosts:3\n"
-                "Host key for [h2]:2222 has changed and you have requested strict checking."
-            ),
-            (
-                "Host key for [h2]:2222 has changed (`ssh-keygen -f /home/me/.ssh/known_hosts -R "
-                "'[h2]:2222'` forgets the known one)"
-            ),
-            "forget the known key only if you know why",
-        ),
-        ("RuntimeError: Connection closed by peer", None, ""),
-    ],
-)
-def test_sshs_word_is_found_among_others(line: str, why: str | None, remedy: str) -> None:
-    said = f"Warning: Permanently added 'h2' to the list of known hosts.\n{line}\n"
-    assert ssh.reason(said) == why
-    assert ssh.remedy(why or "").startswith(remedy)
-
-
 def test_a_changed_host_key_is_refused_until_the_user_accepts_it(
     up: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:

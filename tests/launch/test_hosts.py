@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bsweep.cli import doctor
-from bsweep.launch import machine_facts
-from tests.support.running import HOSTS, ROOT, TINY, bsweep, compose, exits, on, ran_ok, summaries
+from tests.support.running import HOSTS, ROOT, TINY, bsweep, exits, on, ran_ok, summaries
 
 pytestmark = pytest.mark.full
 
@@ -109,15 +107,6 @@ def test_the_doctor_examines_hosts_and_says_what_to_mend(
     (problem,) = json.loads(ill.stdout)["to_mend"]
     assert problem.startswith("h2: ssh cannot enter the host: connect to host h2 port 22: ")
     assert not list(tmp_path.iterdir()), "it leaves nothing"
-
-
-def test_the_doctor_says_that_nccl_has_too_little_shared_memory() -> None:
-    said_here = machine_facts.facts(device="cpu")
-    facts = {**said_here, "slots": None, "gpus": 2}
-    machines = {"h1": {**facts, "free_shared_bytes": 64_000_000}, "h2": facts}
-    found = [said for said in doctor._to_mend(compose("local_batch=8"), machines) if "shm" in said]
-    assert len(found) == 1
-    assert found[0].startswith("h1: 64 MB are free in /dev/shm")
 
 
 def listeners_watched(*hosts: str) -> AbstractContextManager[set[str]]:

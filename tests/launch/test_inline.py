@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsweep.core import memory
 from bsweep.launch import inline
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.numerics.graphs import BrokenCapture
 from bsweep.runlog.errors import spoils_process
 from bsweep.runlog.files import RunPaths
-from bsweep.train import graph_capture, worker
+from bsweep.train import graph_capture
 from tests.support.running import TINY, compose
 
 
@@ -27,21 +26,6 @@ def test_a_process_is_spoilt_by_what_a_cpu_has_no_room_for() -> None:
     assert spoils_process(RuntimeError("could not create a primitive"))
     assert not spoils_process(torch.OutOfMemoryError("CUDA out of memory"))
     assert not spoils_process(ValueError("seven"))
-
-
-def test_inline_frees_a_gpus_memory_after_a_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    freed: list[int] = []
-
-    def train(*_: object, **__: object) -> None:
-        raise ValueError("its own")
-
-    monkeypatch.setattr(worker, "train", train)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(memory, "give_back_garbage", lambda: freed.append(1))
-    assert inline.Inline().launch(request(tmp_path)).status == "failed"
-    assert freed == [1]
 
 
 def test_inline_trains_no_point_after_a_capture_ran_out_of_memory(

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import horovod.torch as hvd
 import pytest
-import torch
 
-from bsweep.launch import inline, warm
-from bsweep.launch.launcher import Outcome
-from bsweep.runlog.files import RunPaths
 from tests.support.gpus import on_gpus
-from tests.support.running import TINY, before, bsweep, compose, forks, summaries
-
-
-def test_all_knobs_that_forbid_a_restart_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "2")
-    with pytest.raises(SystemExit, match="bsweep: HOROVOD_CYCLE_TIME is set in the environment"):
-        warm.WarmRank().restart()
-    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
-    with pytest.raises(SystemExit, match=r"HOROVOD_\w+, HOROVOD_\w+ are set in the environment"):
-        warm.WarmRank().restart()
-
+from tests.support.running import TINY, before, bsweep, forks, summaries
 
 FAILING = """
 import torch
@@ -58,25 +43,3 @@ def test_a_sweep_goes_on_after_a_failed_point_if_its_processes_can(
     why = "probably because another process of the run has ended"
     assert f"rank 0: the exchange failed, {why}" in printed
     assert "horovod/torch/" not in printed, "where Horovod noticed it says nothing of the cause"
-
-
-def test_points_leave_no_memory_to_the_next(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Blocks that a GPU's allocator keeps are given back before the ranks agree on how a point
-    ended.
-    """
-    order: list[str] = []
-
-    def agree(report: object, name: str) -> list[object]:
-        order.append("agreed")
-        return [report]
-
-    monkeypatch.setattr(inline, "run_here", lambda *_: order.append("trained"))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
-    monkeypatch.setattr(hvd, "allgather_object", agree)
-    monkeypatch.setattr(warm, "recorded", lambda _: Outcome("completed"))
-    rank = warm.WarmRank()
-    ended = rank._train(compose("local_batch=8"), RunPaths(tmp_path), lambda: None)
-    assert ended == Outcome("completed")
-    assert order == ["trained", "given back", "agreed"]
