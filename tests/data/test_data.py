@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import importlib.resources
-import io
 import multiprocessing
 import os
 import pickle
 import re
 import shutil
 import socket
-import subprocess
-import sys
-import tarfile
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,19 +133,6 @@ def test_digits_split_is_stratified() -> None:
     train, test = (torch.bincount(labels) for labels in (dataset.train_labels, dataset.test_labels))
     assert ((test - (train + test) / 5).abs() < 1).all()
     assert dataset.train_inputs.max() == 255
-
-
-def test_digits_of_their_own_size_are_not_resampled() -> None:
-    dataset = check_contract(replace(DIGITS, side=8))
-    greys, labels = digits.read_digits()
-    shown = sorted(
-        image[0].numpy().tobytes()
-        for image in torch.cat([dataset.train_inputs, dataset.test_inputs])
-    )
-    assert shown == sorted(
-        grey.numpy().tobytes() for grey in (greys * 255 / 16).round().to(torch.uint8)
-    )
-    assert len(labels) == 1797
 
 
 # Synthetic
@@ -421,7 +400,7 @@ def test_an_example_that_cannot_be_read_is_no_fault_of_the_cache() -> None:
         cache.cached("broken", build)
 
 
-# CIFAR-10: torchvision's real download, from a server here
+# CIFAR-10
 
 
 def cifar10(root: Path, *, download: bool = True) -> Cifar10Config:
@@ -430,135 +409,59 @@ def cifar10(root: Path, *, download: bool = True) -> Cifar10Config:
     )
 
 
-class Served:
-    """A small CIFAR-10 archive on a server of this machine; `CIFAR10` is made to expect it."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        import_torchvision()
-        from torchvision.datasets import CIFAR10
-
-        names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-        rng = np.random.default_rng(0)
-        self.pixels = {name: rng.integers(0, 256, (20, 3072), dtype=np.uint8) for name in names}
-        contents = {
-            name: pickle.dumps({"data": pixels, "labels": [i % 10 for i in range(20)]})
-            for name, pixels in self.pixels.items()
-        }
-        contents["batches.meta"] = pickle.dumps({"label_names": [f"class{i}" for i in range(10)]})
-        self.archive = folder / "cifar-10-python.tar.gz"
-        with tarfile.open(self.archive, "w:gz") as tar:
-            for name, content in contents.items():
-                member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-        handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-        def md5(content: bytes) -> str:
-            return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-        listed = [[name, md5(contents[name])] for name in names]
-        monkeypatch.setattr(
-            CIFAR10, "url", f"http://127.0.0.1:{self._server.server_port}/{self.archive.name}"
-        )
-        monkeypatch.setattr(CIFAR10, "tgz_md5", md5(self.archive.read_bytes()))
-        monkeypatch.setattr(CIFAR10, "train_list", listed[:5])
-        monkeypatch.setattr(CIFAR10, "test_list", listed[5:])
-        monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5(contents["batches.meta"])})
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    (tmp_path / "server").mkdir()
-    served = Served(tmp_path / "server", monkeypatch)
-    yield served
-    served.close()
+def pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, np.ndarray[Any, np.dtype[np.uint8]]]:
+    """The images of a small CIFAR-10 in the folder `root`, by file; no server has another one."""
+    import_torchvision()
+    from torchvision.datasets import CIFAR10
+
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    rng = np.random.default_rng(0)
+    images = {name: rng.integers(0, 256, (20, 3072), dtype=np.uint8) for name in names}
+    contents = {
+        name: pickle.dumps({"data": images[name], "labels": [i % 10 for i in range(20)]})
+        for name in names
+    }
+    contents["batches.meta"] = pickle.dumps({"label_names": [f"class{i}" for i in range(10)]})
+    folder = tmp_path / "root" / CIFAR10.base_folder
+    folder.mkdir(parents=True)
+    sums = {}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+        sums[name] = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    listed = [[name, sums[name]] for name in names]
+    monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
+    monkeypatch.setattr(CIFAR10, "train_list", listed[:5])
+    monkeypatch.setattr(CIFAR10, "test_list", listed[5:])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": sums["batches.meta"]})
+    return images
 
 
-def test_cifar10_is_downloaded_once(served: Served, tmp_path: Path) -> None:
+def test_cifar10_is_read(
+    pixels: dict[str, np.ndarray[Any, np.dtype[np.uint8]]], tmp_path: Path
+) -> None:
     dataset = check_contract(cifar10(tmp_path / "root"))
     assert data.prepare(cifar10(tmp_path / "root")).num_train == 100
-    expected = np.concatenate([served.pixels[f"data_batch_{i}"] for i in range(1, 6)]).reshape(
-        -1, 3, 32, 32
-    )
-    assert np.array_equal(dataset.train_inputs.numpy(), expected)
-    assert np.array_equal(
-        dataset.test_inputs.numpy(), served.pixels["test_batch"].reshape(-1, 3, 32, 32)
-    )
+    train = np.concatenate([pixels[f"data_batch_{i}"] for i in range(1, 6)])
+    for images, expected in (
+        (dataset.train_inputs, train),
+        (dataset.test_inputs, pixels["test_batch"]),
+    ):
+        assert np.array_equal(images.numpy(), expected.reshape(-1, 3, 32, 32))
     assert dataset.train_labels.tolist() == [i % 10 for i in range(20)] * 5
     assert dataset.classes[3] == "class3"
-    served.archive.unlink()
-    for downloads in (True, False):
-        shutil.rmtree(cache.cache_folder())
-        check_contract(cifar10(tmp_path / "root", download=downloads))
 
 
-def test_what_cannot_be_downloaded_is_refused(served: Served, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("pixels")
+def test_cifar10_that_is_not_intact_and_cannot_be_downloaded_is_refused(tmp_path: Path) -> None:
     remedies = ("data.root=DIR", "data=digits", "data=imagefolder")
-    content = bytearray(served.archive.read_bytes())
-    content[1000] ^= 1
-    served.archive.write_bytes(content)
-    config = cifar10(tmp_path / "root")
-    refuses(config, "could not be downloaded", "corrupted", *remedies)
-    served.archive.unlink()
-    refuses(config, "404", *remedies)
-    served.close()
-    refuses(config, "Connection refused", *remedies)
+    elsewhere = cifar10(tmp_path / "elsewhere")
+    refuses(elsewhere, "could not be downloaded", "Connection refused", *remedies)
+    (tmp_path / "root/cifar-10-batches-py/data_batch_3").write_bytes(b"torn")
+    refuses(cifar10(tmp_path / "root", download=False), "data.download=false", *remedies)
     assert socket.getdefaulttimeout() is None
-
-
-def test_a_corrupt_batch_is_downloaded_again(served: Served, tmp_path: Path) -> None:
-    with tarfile.open(served.archive) as tar:
-        tar.extractall(tmp_path / "root")
-    (tmp_path / "root" / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"torn")
-    refuses(cifar10(tmp_path / "root", download=False), "data.download=false")
-    check_contract(cifar10(tmp_path / "root"))
-
-
-# Cost
-
-
-def _modules_after(statement: str) -> str:
-    script = f"import sys; {statement}; print(*sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
-    ).stdout
-
-
-@pytest.mark.full
-def test_a_worker_imports_nothing_slow_to_load_what_is_cached(folder: Path) -> None:
-    data.load(image_folder(folder), CPU)
-    loaded = _modules_after(
-        "import torch; from bsweep import data; from bsweep.config.data import *; "
-        f"data.load({image_folder(folder)!r}, torch.device('cpu')); data.load({DIGITS!r}, "
-        "torch.device('cpu'))"
-    ).split()
-    assert "torch" in loaded
-    assert not {"torchvision", "sklearn", "PIL", "pandas", "scipy"} & set(loaded)
-
-
-@pytest.mark.full
-def test_torchvision_of_other_versions_is_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "torchvision"
-    package.mkdir()
-    (package / "__init__.py").write_text("import torch; torch.ones(1).item()")  # as of 0.21
-    (package / "_C_stable.so").touch()  # as of 0.29
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "torchvision" in _modules_after(
-        "import torch; loaded = []; torch.ops.load_library = loaded.append; "
-        "torch.set_default_device('meta'); from bsweep.core import torchvision_shim; "
-        "torchvision_shim.import_torchvision(); assert loaded"
-    )
 
 
 def test_the_cache_lies_in_the_users_cache_folder(

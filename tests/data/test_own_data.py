@@ -5,7 +5,6 @@ refused in words.
 from __future__ import annotations
 
 import gzip
-import pickle
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -117,14 +116,6 @@ def test_floats_are_neither_bytes_nor_normalised() -> None:
     assert dataset.train_inputs.dtype == torch.float32
     assert dataset.mean is dataset.std is None
     assert dataset.train_inputs.shape == (12, 5)
-
-
-def test_run_ids_tell_options_and_code_apart(folder: Path) -> None:
-    before, four = point("images"), point("images", "+data.options.classes=4")
-    assert before.run_id == point("images", "data.options=null").run_id != four.run_id
-    (folder / "mydata.py").write_text(FILE + "\n")
-    user_files.of_file.cache_clear()
-    assert point("images").run_id != before.run_id
 
 
 class _Examples(list[Any]):
@@ -245,43 +236,6 @@ def test_files_of_mnists_format_are_read(folder: Path) -> None:
     assert len(dataset.classes) == 10
     assert data.prepare(torchvision(folder, "MNIST")).shape == (1, 28, 28)
     assert data.load(torchvision(folder, "MNIST", side=8), CPU).train_inputs.shape == (20, 1, 8, 8)
-
-
-def test_cifar100_is_checked_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import_torchvision()
-    from torchvision.datasets import CIFAR100
-
-    base = folder / CIFAR100.base_folder
-    base.mkdir()
-    pixels = np.random.default_rng(0).integers(0, 256, (12, 3072), dtype=np.uint8)
-    for name in ("train", "test"):
-        (base / name).write_bytes(pickle.dumps({"data": pixels, "fine_labels": list(range(12))}))
-    (base / "meta").write_bytes(
-        pickle.dumps({"fine_label_names": [f"class{i}" for i in range(100)]})
-    )
-    with pytest.raises(ValueError, match=r"no intact CIFAR100 is there, and data\.download=false"):
-        data.load(torchvision(folder, "CIFAR100"), CPU)
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    dataset = data.load(torchvision(folder, "CIFAR100"), CPU)
-    assert np.array_equal(dataset.train_inputs.numpy(), pixels.reshape(-1, 3, 32, 32))
-    assert dataset.num_classes == 100
-    assert dataset.classes[7] == "class7"
-
-
-def test_images_of_many_sizes_need_a_side(folder: Path) -> None:
-    root = folder / "dtd/dtd"
-    (root / "labels").mkdir(parents=True)
-    for split, size in (("train", (20, 30)), ("test", (30, 20))):
-        (root / "images").mkdir(exist_ok=True)
-        names = [f"{name}/{name}_0.jpg" for name in ("dotted", "woven")]
-        for number, name in enumerate(names):
-            (root / "images" / name).parent.mkdir(exist_ok=True)
-            Image.new("RGB", (size[0] + number, size[1])).save(root / "images" / name)
-        (root / f"labels/{split}1.txt").write_text("\n".join(names))
-    with pytest.raises(ValueError, match=r"training input 1 .* data\.side=SIDE"):
-        data.load(torchvision(folder, "DTD"), CPU)
-    sized = data.load(torchvision(folder, "DTD", side=16), CPU)
-    assert sized.train_inputs.shape == (2, 3, 16, 16)
 
 
 @pytest.mark.parametrize("dataset", get_args(TorchvisionDataset))

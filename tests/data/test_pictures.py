@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +53,6 @@ def folder_of(root: Path) -> Dataset:
     return imagefolder.load(config.data)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def test_images_are_read_upright_whatever_their_tag_says(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for tag in STORED:
@@ -104,17 +98,6 @@ def test_images_that_lose_their_levels_to_a_bright_one_are_counted() -> None:
     bright = Image.fromarray(np.full((SIDE, SIDE), 65_535, np.uint16))
     dataset = examples.collected([(narrow, 0), (narrow, 1), (bright, 1)], [(narrow, 0)])
     assert "3 images of 16 bits keep fewer than 16" in dataset.notes[1]
-
-
-def test_deep_images_are_decoded_with_progress_and_named_if_they_break(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    levels = np.arange(SIDE**2, dtype=np.uint16).reshape(SIDE, SIDE) << 4
-    for split, number, name in itertools.product(("train", "test"), range(70), "ab"):
-        save(tmp_path / "f" / split / name / f"{number}.png", Image.fromarray(levels))
-    dataset = folder_of(tmp_path / "f")
-    assert (dataset.train_inputs == torch.from_numpy((levels >> 2).astype(np.uint8))).all()
-    assert "decoding images of 16 bits: 280 of 280\n" in capsys.readouterr().err
 
 
 def labelled(labels: list[int], **more: Any) -> Dataset:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -76,23 +75,6 @@ def test_streamed_steps_are_those_that_were_asked_for(
         assert executor.num_submitted == min(number + 2, num_steps), "each step once"
 
 
-def test_the_thread_that_fetches_uses_the_gpu_of_its_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On the first GPU, it would take half a GiB of another worker's memory."""
-    used: list[tuple[torch.device, int]] = []
-    monkeypatch.setattr(
-        torch.cuda, "set_device", lambda device: used.append((device, threading.get_ident()))
-    )
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
-    monkeypatch.setattr(datasets, "ThreadPoolExecutor", Executor)
-    gpu = torch.device("cuda", 3)
-    some_part(gpu)
-    thread = Executor.made[0].submit(threading.get_ident).result()
-    assert used == [(gpu, thread)]
-    assert thread != threading.get_ident()
-
-
 def test_what_was_not_expected_is_fetched_all_the_same() -> None:
     part, images = some_part(OTHER)
     part.expect([torch.arange(4), torch.arange(4, 8)])
@@ -139,28 +121,6 @@ def test_what_fits_is_kept_on_the_device(
     assert meta.mean is not None
     assert meta.mean.device.type == "meta"
     assert meta.train_inputs.device == meta.train_labels.device
-
-
-@pytest.mark.parametrize(
-    ("free", "wanted", "fits"),
-    [
-        (2 * 90 * (75 + 8) - 1, "auto", False),
-        (2 * 90 * 83, "auto", True),
-        (100, "cuda", True),
-        (10**6, "cpu", False),
-    ],
-)
-def test_cropped_images_have_a_border_where_they_fit_on_the_device(
-    free: int, wanted: str, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 90 images of 3 x 5 x 5 bytes with it, and 3 x 4 x 4 without it."""
-    monkeypatch.setattr(datasets, "free_bytes", lambda device: free)
-    dataset, meta = synthetic(), torch.device("meta")
-    found = placed(dataset, meta, wanted, True)  # type: ignore[arg-type]
-    assert found.train_inputs.shape == dataset.train_inputs.shape
-    assert (found.bordered.nbytes if found.bordered is not None else 0) == fits * 90 * 75
-    assert placed(dataset, meta, "cuda").bordered is None
-    assert placed(dataset, CPU, "cuda", True).bordered is None
 
 
 def test_on_a_cpu_all_stays_where_it_is_mapped() -> None:

@@ -50,14 +50,6 @@ def test_each_label_is_the_byte_after_its_input(tmp_path: Path) -> None:
     )
 
 
-def test_a_text_is_in_memory_once(tmp_path: Path) -> None:
-    dataset = data.load(text(write_text(tmp_path / "text.txt", 1000)), CPU)
-    tensors = (dataset.train_inputs, dataset.train_labels, dataset.test_inputs, dataset.test_labels)
-    assert {tensor.dtype for tensor in tensors} == {torch.uint8}
-    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
-    assert dataset.train_inputs.untyped_storage().nbytes() == 1000
-
-
 def test_a_subset_of_a_text_is_random_repeatable_and_nested(tmp_path: Path) -> None:
     path = write_text(tmp_path / "text.txt", 4000)
     whole, ten, again, five = (
