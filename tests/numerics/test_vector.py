@@ -41,16 +41,6 @@ def test_tensors_keep_values_and_strides(memory_format: torch.memory_format) -> 
     assert vector.gradients.is_contiguous()
 
 
-def test_model_and_vector_share_memory_both_ways() -> None:
-    model = make_model()
-    vector = Vector(model)
-    vector.parameters.fill_(0.5)
-    assert all(bool((p == 0.5).all()) for p in model.parameters())
-    with torch.no_grad():
-        next(model.parameters()).fill_(2.0)
-    assert bool((vector.parameters == 2.0).any())
-
-
 def test_backward_writes_the_gradients_of_a_plain_model_into_the_vector() -> None:
     images = torch.randn(6, 3, 8, 8)
     plain, model = make_model(), make_model()

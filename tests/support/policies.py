@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -36,15 +35,6 @@ class ByRound(Policy):
     def observe(self, stats: RoundStats) -> Sequence[Event]:
         self.rounds_seen += len(stats.rounds)
         return ()
-
-
-class Listening(Policy):
-    """The configured batch, and what it sees of the gradient's noise on record."""
-
-    def observe(self, stats: RoundStats) -> Sequence[Event]:
-        noise = stats.noise
-        known = [noise.squared_norm, noise.trace, noise.num_samples] if noise else None
-        return [Event(event="noise", message=json.dumps(known))]
 
 
 class Recorded(Policy):
