@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +21,10 @@ from tests.support.gpus import on_gpus
 from tests.support.running import TINY, compose
 
 ALONE = ("launch=inline", "strategy=single", "epochs=3")
-FAULTS = """
-import resource
-from bsweep.core import memory
-getattr(memory, "{how}", lambda: None)()
-for _ in range(3):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    blocks = [bytearray(b"x") * (24 << 20) for _ in range(3)]
-    del blocks
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-def faults(how: str) -> int:
-    """Pages that the system fills for the third of three equal rounds of large blocks."""
-    return int(subprocess.check_output([sys.executable, "-c", FAULTS.format(how=how)]))
 
 
 def epochs(paths: RunPaths) -> list[dict[str, Any]]:
     return [record for record in read_records(paths.metrics)[0] if record["type"] == "epoch"]
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
-def test_freed_blocks_serve_the_next_step_or_return_to_the_system_at_once() -> None:
-    pages = 3 * (24 << 20) // 4096
-    assert faults("keep_for_next_step") < pages / 100
-    assert faults("give_back_at_once") > pages / 600  # at least once for each huge page
 
 
 @pytest.mark.parametrize("within", ["null", "40"])

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
-import logging
-import logging.config
 import os
 import pty
 import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,50 +18,6 @@ from bsweep.core import terminal
 
 logger = terminal.logger("bsweep.core.of_a_test")
 LONG = "bsweep: " + "[a] message, " * 40 + "\tends"
-
-
-@pytest.fixture(autouse=True)
-def _kept_logging() -> Iterator[None]:
-    """Leave the loggers of other tests enabled."""
-    every = logging.root.manager.loggerDict.values()
-    enabled = [one for one in every if isinstance(one, logging.Logger) and not one.disabled]
-    yield
-    for one in enabled:
-        one.disabled = False
-
-
-def test_another_librarys_configuration_mutes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    roots = logging.root.handlers[:]
-    try:
-        logging.config.dictConfig({"version": 1})
-    finally:
-        logging.root.handlers[:] = roots
-    assert logging.getLogger("bsweep.core.of_a_test").disabled
-    logger.info("timed")
-    assert capsys.readouterr().err == "timed\n"
-
-
-def test_each_record_is_shown_once_however_often_a_command_began(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    own = logging.NullHandler()
-    package = logging.getLogger("bsweep")
-    package.addHandler(own)
-    for _ in range(3):
-        terminal.set_up_logging()
-    names = [one.get_name() for one in package.handlers]
-    assert names.count("bsweep") == 1
-    assert own in package.handlers
-    package.removeHandler(own)
-    elsewhere = io.StringIO()
-    root = logging.StreamHandler(elsewhere)
-    logging.root.addHandler(root)
-    try:
-        logger.warning("once")
-    finally:
-        logging.root.removeHandler(root)
-    assert capsys.readouterr().err == "once\n"
-    assert not elsewhere.getvalue()
 
 
 def test_a_message_in_a_file_is_as_it_was_given(
@@ -147,20 +100,6 @@ def test_records_come_above_the_progress_on_a_terminal() -> None:
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h"), "the cursor is shown again"
     assert "\x1b[3" in shown
     assert "\x1b[3" not in on_terminal(PROGRESS, NO_COLOR="1")
-
-
-def test_a_dumb_terminal_and_a_pipe_get_lines_alone() -> None:
-    lines = [f"note {number} {'x' * 100}" for number in range(3)]
-    expected = [*lines, "reading all: 3 of 3", "the end"]
-    assert on_terminal(PROGRESS, TERM="dumb").splitlines() == expected
-    assert python(PROGRESS).splitlines() == expected
-
-
-def test_a_reading_that_fails_leaves_the_terminal_as_it_was() -> None:
-    code = PROGRESS.replace("    logger.info", "    break; logger.info")
-    shown = on_terminal(code)
-    assert shown.endswith("the end\n")
-    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h")
 
 
 def test_control_characters_are_escaped() -> None:

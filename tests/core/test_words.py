@@ -13,31 +13,19 @@ from bsweep.core.words import (
     excerpt,
     first_of,
     listed,
-    plural,
 )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (counted(0, "run"), "0 runs"),
         (counted(np.int64(1), "run"), "1 run"),
         (counted("1 or 2", "run"), "1 or 2 runs"),
-        (plural("1"), ""),
-        (listed([]), ""),
-        (listed([8, 16]), "8 and 16"),
         (listed(["64, plain", "32", "16"], comma="; "), "64, plain; 32 and 16"),
-        (first_of([]), ""),
-        (first_of("abc"), "a, b, c"),
         (first_of("abcde"), "a, b, c and 2 more"),
         (first_of(["a", "b", "c"], most=2, comma="; "), "a; b and 1 more"),
-        (duration(None), "-"),
-        (duration(0.4), "0 s"),
         (duration(59.6), "1 min 0 s"),
         (duration(3600), "1 h 0 min"),
-        (duration(93_784), "26 h 3 min"),
-        (decimal_hours(None), "-"),
-        (decimal_hours(0.1), "0.10"),
         (decimal_hours(0.0042), "0.0042"),
     ],
 )
@@ -52,7 +40,6 @@ def test_numbers_and_lists_are_as_people_write_them(text: str, expected: str) ->
         ("\x00\x1b[31m\r\x7f\x9b", r"\u0000\u001b[31m\u000d\u007f\u009b"),
         ("\u202etxt.exe\u2066", r"\u202etxt.exe\u2066"),
         (b"caf\xe9".decode("utf-8", "surrogateescape"), r"caf\xe9"),
-        ("\ud800", r"\ud800"),
     ],
 )
 def test_what_could_change_a_terminal_is_escaped(text: str, shown: str) -> None:
