@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 from dataclasses import asdict, replace
@@ -10,24 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from bsweep import allocation
 from bsweep.allocation import probes
 from bsweep.cli import main
 from bsweep.config.run import RunConfig
-from bsweep.config.strategies import SingleConfig
-from bsweep.config.uneven import by_flops, by_seconds
 from bsweep.core.ranks import Place
 from bsweep.measure import probe_worker
-from bsweep.numerics import precision
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.probe_file import Probe
-from bsweep.runlog.reading import read_json
-from bsweep.train import step, worker
-from bsweep.train.job import Job
+from bsweep.train import worker
 from tests.support.running import TINY, bsweep, compose, imported_first, ran_ok, summaries
 
 DATA = (
@@ -115,25 +105,6 @@ def test_a_probe_sees_who_is_slow_and_who_has_little_memory(uneven: tuple[Path, 
 
 
 @pytest.mark.full
-def test_every_policy_resolves_from_a_real_probe(uneven: tuple[Path, str]) -> None:
-    point = (*UNEVEN, f"results_dir={uneven[0]}/results")
-    workers = probes.read(compose(*point)).workers
-    flops = [worker.peak_flops for worker in workers]
-    seconds = [worker.step_seconds(8) for worker in workers]
-    expected: dict[str, tuple[str, tuple[int, ...]]] = {
-        "batch_by_memory": ("local_batches", (workers[0].largest_batch, workers[1].largest_batch)),
-        "batch_by_flops": ("local_batches", by_flops(flops, 8)),
-        "steps_by_flops": ("local_steps", by_flops(flops, 100)),
-        "by_speed": ("local_steps", by_seconds(seconds, 100)),
-    }
-    for name, (key, values) in expected.items():
-        resolved = allocation.fill_in(compose(*point, f"allocation={name}"))
-        assert getattr(resolved.allocation, key) == values
-    for name in ("hybrid", "network_aware"):
-        assert min(allocation.fill_in(compose(*point, f"allocation={name}")).local_steps) >= 1
-
-
-@pytest.mark.full
 def test_a_memory_limit_holds_in_training_as_in_the_probe(
     uneven: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -170,15 +141,6 @@ def test_after_a_point_that_does_not_fit_the_same_process_trains_no_other(tmp_pa
     result = bsweep("run", "-m", *LONE, "local_batch=16,8", cwd=tmp_path, env=env)
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
     assert ends == {16: "out_of_memory", 8: "interrupted"}, result.stdout + result.stderr
-
-
-@pytest.mark.full
-def test_training_at_probed_batches_stays_within_probed_memory(
-    uneven: tuple[Path, str], tmp_path: Path
-) -> None:
-    probe = f"allocation.probe={uneven[0]}/results/s/probe.json"
-    more = ("data.num_train=400", "strategy.sync_every=1", "local_batch=120")
-    ran_ok("run", *UNEVEN, "allocation=batch_by_memory", *more, probe, cwd=tmp_path, fresh=True)
 
 
 @pytest.mark.full
@@ -252,29 +214,6 @@ def test_bad_input_exits_with_2(
     assert not list(tmp_path.rglob("config.yaml"))
 
 
-def test_the_matrix_product_is_of_random_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of equal ones a GPU draws less power than in training, and is faster."""
-    monkeypatch.setitem(probe_worker._MATRIX_SIDE, "cpu", 64)
-    factors: list[Tensor] = []
-
-    class Seen(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if function is torch.ops.aten.mm.default:
-                factors.append(args[0])
-            return function(*args, **(kwargs or {}))
-
-    point = compose(*POINT, "num_workers=1", "launch=inline", "strategy=single")
-    job = worker.set_up(point, RunPaths(tmp_path), Place())
-    with Seen():  # type: ignore[no-untyped-call]
-        assert probe_worker._peak_flops(job) > 0
-    assert factors
-    assert all(factor.unique().numel() > 1000 for factor in factors)
-
-
 LONE_POINT = (
     *TINY,
     "model=tiny_cnn",
@@ -283,56 +222,6 @@ LONE_POINT = (
     "strategy=single",
     "study=s",
 )
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("is_compiled", [True, False])
-def test_a_probe_times_steps_compiled_as_those_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_compiled: bool
-) -> None:
-    """Without compiling in them, also for more batches than torch compiles the same code for."""
-    timed: list[tuple[int, bool]] = []  # the batch of each timed step, and True if it is compiled
-    plain = step.train_step
-
-    def seen(job: Job, batch: Any, part: Any, *more: Any) -> Any:
-        compiled = job.compiled
-        is_open = not compiled or compiled._is_open
-        if not (compiled and is_open):
-            timed.append((len(part), compiled is not None and len(part) in compiled._sizes))
-        with torch.compiler.set_stance("default" if is_open else "fail_on_recompile"):
-            return plain(job, batch, part, *more)
-
-    monkeypatch.setattr(step, "train_step", seen)
-    traced = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
-    monkeypatch.setattr(torch, "compile", traced)
-    monkeypatch.setattr(probe_worker, "NUM_STEPS", 2)
-    monkeypatch.setattr(probe_worker, "_next", lambda batch, _: batch + 1)
-    monkeypatch.setitem(probe_worker._MATRIX_SIDE, "cpu", 8)
-    words = (*LONE_POINT, "precision=fp32", "channels_last=false", f"results_dir={tmp_path}")
-    config = compose(*words, "data.num_train=10", f"compile={str(is_compiled).lower()}")
-    paths = RunPaths(tmp_path / "probe")
-    paths.folder.mkdir()
-    probe_worker.measure(config, paths, Place())
-    (found,) = (read_json(paths.folder / "probe.json") or {})["workers"]
-    assert found["largest_batch"] == 10
-    assert {*timed} == {(batch, is_compiled) for batch in range(1, 11)}
-
-
-def test_another_strategy_in_its_place_leaves_the_runs_precision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = compose(*LONE_POINT, "launch=torchrun", "strategy=ddp", "strategy.hook=powersgd")
-    chosen: list[RunConfig] = []
-
-    def choose(of_run: RunConfig, device: object) -> str:
-        chosen.append(of_run)
-        return "fp32"
-
-    monkeypatch.setattr(precision, "choose", choose)
-    in_place = SingleConfig(name="single")
-    job = worker.set_up(config, RunPaths(tmp_path), Place(), in_place=in_place)
-    assert chosen == [config]
-    assert job.config.strategy == in_place
 
 
 @pytest.mark.parametrize(

@@ -141,12 +141,8 @@ WAITS = (0.4, 0.5, 0.0)
     [
         ([worker_of(forward=0.3, backward=0.6, exchange=0.1)], "computing", "90%"),
         ([worker_of(forward=0.2, backward=0.2, exchange=0.6, wait=0.1)] * 2, "exchange", "60%"),
-        ([worker_of(forward=0.63, exchange=0.33, wait=0.16)] * 2, "exchange", "34%"),
-        ([worker_of(forward=0.4, exchange=0.6, wait=w) for w in WAITS], "waiting", "60%"),
         ([worker_of(forward=0.4, exchange=0.6, wait=w) for w in WAITS], "waiting", "worker 2"),
         ([worker_of(forward=0.6, data=0.4)], "data", "40%"),
-        ([worker_of(forward=0.6, optimizer=0.4)], "optimizer", "40%"),
-        ([worker_of(forward=0.6, loop=0.4)], "loop", "40%"),
         ([worker_of(forward=0.3, backward=0.6, exchange=0.1, busy=0.2)], "launch", "70%"),
         ([worker_of(graph=0.9, exchange=0.1, busy=0.85)], "computing", "90%"),
     ],
@@ -157,14 +153,3 @@ def test_the_largest_part_that_is_no_computing_is_named(
     sentence = profile_file.bottleneck(workers)
     assert sentence.startswith(f"{part}: ")
     assert said in sentence
-
-
-def test_a_table_has_means_shares_and_the_slowest() -> None:
-    workers = [
-        worker_of(forward=0.2, exchange=0.3, wait=0.1),
-        worker_of(forward=0.4, exchange=0.1, wait=0.0),
-    ]
-    lines = [line.split() for line in profile_file.table(workers).splitlines()]
-    assert lines[1] == ["forward", "300", "60%", "400", "(worker", "1)"]
-    assert lines[3] == ["of", "it", "waiting", "50", "10%", "100", "(worker", "0)"]
-    assert lines[4] == ["all", "parts", "500", "100%", "500", "(worker", "0)"]

@@ -12,7 +12,6 @@ import pytest
 
 from bsweep.allocation import probes
 from bsweep.config.run import RunConfig
-from bsweep.config.values import ConfigError
 from bsweep.launch import Outcome
 from bsweep.runlog.probe_file import ProbedSplit
 from bsweep.study import side_runs, split_probe
@@ -139,21 +138,3 @@ def test_a_file_that_is_no_probe_is_kept_and_said(tmp_path: Path) -> None:
         assert reason in ran.stderr
         assert "move or remove the file" in ran.stderr
         assert path.read_text() == text
-
-
-def test_whole_and_split_models_share_a_file(machine: Machine) -> None:
-    machine.probed()
-    machine.probed()
-    path = probes.path_of(machine.config)
-    diloco = ("strategy=diloco", "allocation=hybrid", "local_batch=8")
-    with pytest.raises(ConfigError, match="has only split models"):
-        probes.read(compose(*POINT, *diloco, f"results_dir={path.parents[1]}"))
-    worker = {
-        "host": "h", "device": "cpu", "precision": "fp32", "memory_bytes": None,
-        "peak_flops": 1e9, "batches": [{"local_batch": 1, "step_seconds": 0.1}],
-        "largest_batch": 1, "stopped_by": "seconds",
-    }  # fmt: skip
-    whole = {"schema": 2, "probed": {}, "workers": [worker], "exchange_seconds": 0.1}
-    splits = json.loads(path.read_text())["splits"]
-    probes.write(machine.config, whole)
-    assert json.loads(path.read_text()) == {**whole, "splits": splits}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bsweep.runlog.files import RunLog, RunPaths, no_such_study, write_json
+from bsweep.runlog.files import RunLog, RunPaths, write_json
 from bsweep.runlog.locks import claimed, is_claimed
 from bsweep.runlog.reading import read_json, read_records, read_run
 from bsweep.runlog.records import Event
@@ -110,25 +110,6 @@ def test_a_run_that_never_started_has_a_summary_with_null_numbers(tmp_path: Path
     assert [summary[key] for key in told] == ["failed", "no luck", 3.5, 8, 16, 2]
     missing = ("train_seconds", "images_per_second", "train_loss", "test_accuracy", "sent_bytes")
     assert [summary[key] for key in missing] == [None] * 5
-
-
-@pytest.mark.parametrize(
-    ("given", "near"),
-    [
-        ("quickstart", "results/quickstart"),
-        ("results/quickstrt", "results/quickstart"),
-        ("results/nothere", ""),
-    ],
-)
-def test_a_study_that_is_not_there_is_looked_for_in_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, near: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("quickstart", "nom"):
-        (tmp_path / "results" / name).mkdir(parents=True)
-    said = no_such_study(Path(given))
-    assert f"{given}: there is no such study folder" in said
-    assert (f"Did you mean '{near}'?" in said) == ("Did you mean" in said) == bool(near)
 
 
 def test_a_claim_has_one_holder_at_a_time(tmp_path: Path) -> None:
