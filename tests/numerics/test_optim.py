@@ -4,6 +4,7 @@ their formulas.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
 from bsweep.config import user_code
+from bsweep.config.run import RunConfig
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics import optim
 from bsweep.numerics.restoring import restoring
@@ -112,21 +114,24 @@ def test_learning_rate_rules(rule: str, expected: float) -> None:
     config = compose(
         "local_batch=64", "num_workers=4", "optimizer.lr=0.1", f"optimizer.lr_rule={rule}"
     )
-    assert optim.base_learning_rate(config) == pytest.approx(expected)
+    assert base_rate(config) == pytest.approx(expected)
 
 
 def test_paper_and_linear_rule_agree_at_128_per_worker() -> None:
     paper = compose("experiment=paper", "local_batch=128")
     linear = compose("experiment=paper_linear", "local_batch=128")
-    assert optim.base_learning_rate(paper) == optim.base_learning_rate(linear) == pytest.approx(0.4)
+    assert base_rate(paper) == base_rate(linear) == pytest.approx(0.4)
+
+
+def base_rate(config: RunConfig, rank: int = 0) -> float:
+    return optim.base_learning_rate(config, config.rate_batch(rank))
 
 
 def rates(schedule: str, *epochs: float, more: tuple[str, ...] = ()) -> list[float]:
     config = compose(
         "local_batch=8", "epochs=10", "optimizer.lr=1.0", f"optimizer.schedule={schedule}", *more
     )
-    rate = optim.schedule(config)
-    return [rate(epoch, 8) for epoch in epochs]
+    return [optim.learning_rate(config, epoch, 8) for epoch in epochs]
 
 
 def test_schedules() -> None:
@@ -140,12 +145,14 @@ def test_schedules() -> None:
 
 
 def test_the_schedule_does_not_depend_on_the_batch_size() -> None:
-    rate = optim.schedule(compose("local_batch=8", "optimizer.schedule=cosine"))
+    config = compose("local_batch=8", "optimizer.schedule=cosine")
+    rate = functools.partial(optim.learning_rate, config)
     assert [rate(epoch, 8) for epoch in (0.5, 1.5)] == [rate(epoch, 256) for epoch in (0.5, 1.5)]
 
 
 def test_the_rule_goes_by_the_batch_behind_each_step() -> None:
-    rate = optim.schedule(compose("local_batch=8", "optimizer.lr=0.1", "optimizer.lr_rule=linear"))
+    config = compose("local_batch=8", "optimizer.lr=0.1", "optimizer.lr_rule=linear")
+    rate = functools.partial(optim.learning_rate, config)
     assert rate(0.5, 64) == pytest.approx(8 * rate(0.5, 8))
     assert rate(0.5, 64) > 0
 
@@ -158,10 +165,8 @@ def test_where_workers_step_alone_the_rule_goes_by_their_own_batches() -> None:
         "optimizer.reference_batch=4",
     )
     alone = compose("strategy=diloco", *uneven, "optimizer.lr=0.1", "optimizer.lr_rule=sqrt")
-    assert [optim.base_learning_rate(alone, rank) for rank in (0, 1)] == pytest.approx([0.1, 0.2])
+    assert [base_rate(alone, rank) for rank in (0, 1)] == pytest.approx([0.1, 0.2])
     together = compose(
         "strategy=allreduce", *uneven, "optimizer.lr=0.1", "optimizer.lr_rule=linear"
     )
-    assert [optim.base_learning_rate(together, rank) for rank in (0, 1)] == pytest.approx(
-        [0.5, 0.5]
-    )
+    assert [base_rate(together, rank) for rank in (0, 1)] == pytest.approx([0.5, 0.5])

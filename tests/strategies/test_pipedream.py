@@ -49,7 +49,7 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
         for name in names
         for tensor in pieces[name].parameters()
     }
-    vector, rate = Vector(model), optim.schedule(config)
+    vector = Vector(model)
     optimizer, first = optim.build(config.optimizer, vector), _copied(model)
     num_train, losses = len(dataset.train_labels), []
     for epoch in range(1, config.epochs + 1):
@@ -67,7 +67,7 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
                 assert tensor.grad is not None
                 tensor.grad.copy_(gradient)
             done = epoch - 1 + (position + len(batch) / 2) / num_train
-            optim.set_learning_rate(optimizer, rate(done, BATCH))
+            optim.set_learning_rate(optimizer, optim.learning_rate(config, done, BATCH))
             optimizer.step()
             versions.append(_copied(model))
             position, total = position + len(batch), total + float(loss.detach())

@@ -23,7 +23,6 @@ from bsweep.core.whole_files import is_full
 from bsweep.launch.launcher import Entry, Launcher, LaunchRequest, Outcome, recorded
 from bsweep.runlog import errors
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.shared_clock import file_system_time
 from bsweep.train import graph_capture, worker
 
 logger = terminal.logger(__name__)
@@ -108,8 +107,7 @@ def run_here(
     try:
         with suppress(errors.Diverged, errors.Stopped):
             if entry == "bsweep.train.worker":
-                launched_at = file_system_time(paths.folder)
-                worker.train(config, paths, place, launched_at=launched_at, on_step=on_step)
+                worker.train(config, paths, place, on_step=on_step)
             elif entry == "bsweep.external.worker":
                 from bsweep.external.worker import run_program
 

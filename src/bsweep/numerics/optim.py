@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -107,7 +107,8 @@ def most_norm(optimizer: Optimizer) -> float | None:
 def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object]]:
     if vector.by_tensor:
         return _layer_groups(config, vector)
-    size, border = vector.parameters.numel(), vector.num_matrix_elements
+    size = vector.parameters.numel()
+    border = sum(tensor.num_elements for tensor in vector.slices if tensor.is_matrix)
     if config.decay_norm_and_bias or not config.weight_decay:
         parts = [(0, size, config.weight_decay)]
     else:
@@ -132,16 +133,12 @@ def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, objec
     return [{"params": tensors, "weight_decay": decay} for tensors, decay in groups if tensors]
 
 
-def base_learning_rate(config: RunConfig, rank: int = 0) -> float:
-    """Return a worker's learning rate, before warm-up and schedule change it.
+def base_learning_rate(config: RunConfig, rate_batch: float) -> float:
+    """Return a learning rate before warm-up and schedule change it.
 
     The learning-rate rule computes it from the configured rate, the number of examples that count
-    for the worker `rank` (`RunConfig.rate_batch`), and the number of workers.
+    for a worker's step (such as `RunConfig.rate_batch`), and the number of workers.
     """
-    return _by_rule(config, config.rate_batch(rank))
-
-
-def _by_rule(config: RunConfig, rate_batch: float) -> float:
     o = config.optimizer
     assert o.lr is not None, "only a program of the user's own trains without a configured rate"
     return scaled_rate(
@@ -153,24 +150,23 @@ def _by_rule(config: RunConfig, rate_batch: float) -> float:
     )
 
 
-def schedule(config: RunConfig) -> Callable[[float, float], float]:
-    """Return a function that computes the learning rate from the number of epochs so far and the
-    batch.
+def learning_rate(config: RunConfig, epoch: float, rate_batch: float) -> float:
+    """Return the learning rate of a step, by the run's rule, warm-up and schedule.
 
-    The epochs are a float. The batch is the `rate_batch`, the number of examples behind a step, see
-    `Strategy.rate_batch`; it may change at any step. The rate depends on epochs, not on steps, so
-    that runs with different batch sizes follow the same curve.
+    The rate depends on epochs, not on steps, so that runs with different batch sizes follow the
+    same curve.
+
+    Args:
+        config: The run's configuration.
+        epoch: The number of epochs so far.
+        rate_batch: The number of examples behind the step, see `Strategy.rate_batch`; it may change
+            at any step.
     """
-    o = config.optimizer
-
-    def rate(epoch: float, rate_batch: float) -> float:
-        base = _by_rule(config, rate_batch)
-        if epoch < o.warmup_epochs:
-            return base * epoch / o.warmup_epochs
-        span = config.epochs - o.warmup_epochs
-        return base * _decay(o, epoch, (epoch - o.warmup_epochs) / span if span else 0.0)
-
-    return rate
+    o, base = config.optimizer, base_learning_rate(config, rate_batch)
+    if epoch < o.warmup_epochs:
+        return base * epoch / o.warmup_epochs
+    span = config.epochs - o.warmup_epochs
+    return base * _decay(o, epoch, (epoch - o.warmup_epochs) / span if span else 0.0)
 
 
 def _decay(o: OptimizerConfig, epoch: float, progress: float) -> float:
@@ -183,9 +179,8 @@ def _decay(o: OptimizerConfig, epoch: float, progress: float) -> float:
             return 0.5 * (1 + math.cos(math.pi * progress))
         case "multistep":
             return o.gamma ** sum(epoch >= milestone for milestone in o.milestones)
-        case (
-            "one_cycle"
-        ):  # Smith, arXiv 1708.07120: up for the first 30 %, then down to near zero, both by cosine
+        case "one_cycle":
+            # Smith, arXiv 1708.07120: up for the first 30 %, then down to near zero, both by cosine
             if progress < _ONE_CYCLE_RISE:
                 return 0.04 + 0.48 * (1 - math.cos(math.pi * progress / _ONE_CYCLE_RISE))
             return 0.5 * (

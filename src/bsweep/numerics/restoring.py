@@ -1,4 +1,6 @@
-"""The undo of trials: passes and steps that must leave no trace in a model and its optimizer."""
+"""The undo of trials: passes and steps that must leave no trace in a model and its optimizer; and
+the mode of BatchNorm in passes on one example.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bsweep.core.torch_private import private
 from bsweep.numerics.vector import part_of
 
 
@@ -48,3 +51,23 @@ def restoring(
         with torch.no_grad():
             for tensor, value in zip(kept, before, strict=True):
                 tensor.copy_(value)
+
+
+@contextmanager
+def batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
+    """Make BatchNorm use its running statistics in the `with` block if a batch has one example.
+
+    An epoch's last batch may be that small. Where feature maps are 1x1, one example has no
+    statistics of its own.
+    """
+    if num_examples > 1:
+        yield
+        return
+    norms = [m for m in model.modules() if isinstance(m, private("batchnorm")) and m.training]
+    for norm in norms:
+        norm.eval()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.train()

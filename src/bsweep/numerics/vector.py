@@ -8,7 +8,6 @@ contiguous tensors.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -86,8 +85,7 @@ class Flat:
         device: torch.device,
     ) -> None:
         self.slices = tuple(slices)
-        count = sum(part.num_elements for part in slices)
-        self.num_matrix_elements = sum(part.num_elements for part in slices if part.is_matrix)
+        count = sum(piece.num_elements for piece in slices)
         self.parameters = torch.empty(count, dtype=dtype, device=device)
         self.gradients = torch.zeros_like(self.parameters)
         self.num_parameters = count
@@ -109,15 +107,6 @@ class Flat:
     def num_copies(self, part: Slice) -> int:
         """Return how many workers that hold one model together have equal copies of a slice."""
         return 1
-
-    def parts(self, count: int) -> list[tuple[int, int]]:
-        """Divide the vector into `count` parts whose sizes differ by at most one.
-
-        Return the indices (start, stop) of each part.
-        """
-        size = self.gradients.numel()
-        borders = [size * i // count for i in range(count + 1)]
-        return list(itertools.pairwise(borders))
 
 
 class Vector(Flat):
@@ -167,7 +156,7 @@ class Anchor(Flat):
     """
 
     def __init__(self, vector: Flat) -> None:
-        self.slices, self.num_matrix_elements = vector.slices, vector.num_matrix_elements
+        self.slices = vector.slices
         self.parameters = vector.parameters.clone()
         self.gradients = vector.gradients
         self.tensors = (nn.Parameter(self.parameters),)

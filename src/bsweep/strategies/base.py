@@ -93,10 +93,14 @@ class Strategy(ABC):
     """The base class of all strategies: the object by which one worker agrees with the others on
     one model.
 
-    By default, the loop divides each worker's summed loss by the examples of all workers. So the
-    plain sum of the workers' gradients is the gradient of the global mean, also for uneven shares.
-    Where libraries average instead (`ddp`, `sharded`, `deepspeed`), or each worker trains a model
-    of its own for a while (`local_sgd`), `gradient_weight` makes up for it.
+    The loop divides each worker's sum of losses by `loss_divisor`, which decides how large its
+    gradient is:
+
+    - by default, the examples of all workers: the sum of the gradients of all workers (of replicas,
+      if workers hold parts of a model) is that of the global mean, also for uneven shares;
+    - if the strategy `averages`, `num_workers` times less: the mean of the gradients is that of the
+      global mean;
+    - with `diloco`, the worker's own examples: the strategy weights changes of parameters instead.
 
     An ability that only some strategies have is a class of its own. These strategies inherit it,
     and the loop tests for it.
@@ -108,8 +112,9 @@ class Strategy(ABC):
     """
 
     averages = False
-    """True if the strategy averages the workers' gradients, or the models that they make, instead
-    of summing gradients. Each worker's gradient is then as large as that of the global mean.
+    """True if the strategy averages the workers' gradients or the models that they make, or takes
+    the gradient of one worker at a time, instead of summing gradients. Each worker's gradient is
+    then as large as that of the global mean. It is set at the latest in `connect`.
     """
 
     collective_forward = False
@@ -150,13 +155,6 @@ class Strategy(ABC):
         """The index of this worker's share of each batch. Workers that hold parts of one replica of
         a model have the same.
         """
-        self.gradient_weight = float(self.num_workers) if self.averages else 1.0
-        """The weight of this worker's gradient, by which `loss_divisor` scales its loss, unless a
-        strategy overrides that method.
-
-        It is 1 if the strategy sums gradients. It is `num_workers` if each worker's gradient must
-        be as large as that of the global mean.
-        """
         self.connect()
 
     def connect(self) -> None:  # noqa: B027 (some need nothing here)
@@ -192,6 +190,14 @@ class Strategy(ABC):
         Args:
             epoch: The epoch, counted from 1.
         """
+
+    @property
+    def gradient_weight(self) -> float:
+        """The factor by which this worker's gradient is larger than its part of the gradient of the
+        global mean, unless a strategy overrides `loss_divisor`: 1, or the number of workers if the
+        strategy `averages`.
+        """
+        return float(self.num_workers) if self.averages else 1.0
 
     def loss_divisor(self, num_own: int, num_all: int) -> float:
         """Return the number of examples by which this worker divides the sum of its losses before

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,14 +43,13 @@ class Horovod(Summing, InBackward):
         _begin(hvd, on_gpu=on_gpu, local_workers=self.place.local_workers)
         self._hvd = hvd
         self._operation = hvd.Adasum if self.card.op == "adasum" else hvd.Sum
-        if self.card.op == "adasum":
-            # Adasum combines local means, not shares of the global mean.
-            self.gradient_weight = float(self.num_workers)
+        self.averages = self.card.op == "adasum"  # it combines local means, not shares of one mean
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer
-        parts = vector.parts(self.card.buckets)
-        self._buckets = [_Bucket(index, start, stop) for index, (start, stop) in enumerate(parts)]
+        size, number = vector.gradients.numel(), self.card.buckets
+        borders = [size * index // number for index in range(number + 1)]
+        self._buckets = [_Bucket(index, *ends) for index, ends in enumerate(pairwise(borders))]
         self._hooks = []
         self.build_codec()
         if self.num_workers == 1:

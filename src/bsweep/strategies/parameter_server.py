@@ -57,8 +57,7 @@ class ParameterServer(TorchStrategy, Rounds):
         self.lockstep = self.card.consistency == "synchronous"
         # Each push is an optimizer step of its own, with a worker's whole mean gradient. Its
         # learning rate is divided by the number of workers.
-        if not self.lockstep:
-            self.gradient_weight = float(self.num_workers)
+        self.averages = not self.lockstep
         if self.card.colocated and self.rank < self.config.num_shards:
             self._colocated = _ColocatedServer(self.config, self.place, self.paths)
 

@@ -52,8 +52,6 @@ class Job:
     optimizer: Optimizer
     strategy: Strategy
     policy: Policy
-    # takes the epochs done and the examples behind a step
-    learning_rate: Callable[[float, float], float]
     log: RunLog
     heartbeat: Callable[[], None]  # shows a sign of life
     facts: dict[str, Any]  # fields of the start record that are known since the set-up

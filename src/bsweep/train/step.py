@@ -13,17 +13,17 @@ A phase inside another one, such as "data" in "backward", interrupts it (`numeri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from bsweep.core.torch_private import private
 from bsweep.data import plan
 from bsweep.numerics import optim
 from bsweep.numerics.objective import constant
+from bsweep.numerics.restoring import batchnorm_fit_for
 from bsweep.numerics.timing import StepClock
 from bsweep.strategies import Rounds, Staged
 from bsweep.train.cursor import Cursor
@@ -68,7 +68,7 @@ def train_round(
             job.noise.begin_step(shares, len(round_batch), cursor.num_steps, bool(job.graphs))
         with clock.step():
             middle = cursor.epochs_done((number - 0.5) / len(steps) * len(round_batch))
-            rate = job.learning_rate(middle, strategy.rate_batch(shares))
+            rate = optim.learning_rate(job.config, middle, strategy.rate_batch(shares))
             optim.set_learning_rate(job.optimizer, rate * job.policy.rate_factor(middle))
             crops = job.inputs.crops(cursor.epoch, job.config.seed)  # drawn once in an epoch
             sums_of_step = train_step(
@@ -218,14 +218,14 @@ def _compute_stages(
             sums.add_(job.objective.score(loss, *used))
         return loss * (weight if count else 0.0)
 
-    with _batchnorm_fit_for(job.model, size):
+    with batchnorm_fit_for(job.model, size):
         strategy.run_passes(inputs, targets, loss)
     return sums
 
 
 def _outputs(job: Job, model: Callable[[Tensor], Any], inputs: Tensor) -> Any:
     """Return the outputs of a forward pass on the inputs (B, ...), in the run's precision."""
-    with job.autocast(), _batchnorm_fit_for(job.model, len(inputs)):
+    with job.autocast(), batchnorm_fit_for(job.model, len(inputs)):
         return model(inputs)
 
 
@@ -241,23 +241,3 @@ def scaled(job: Job, loss: Tensor) -> Tensor:
 def _slowed(job: Job, num_examples: int) -> AbstractContextManager[None]:
     """Return the context manager for passes on some examples, which may slow them down."""
     return job.slowdown.step(num_examples) if job.slowdown else nullcontext()
-
-
-@contextmanager
-def _batchnorm_fit_for(model: nn.Module, num_examples: int) -> Iterator[None]:
-    """Make BatchNorm use its running statistics while the block runs, if the batch has one example.
-
-    An epoch's last batch may be that small. Where feature maps are 1x1, one example has no
-    statistics of its own.
-    """
-    if num_examples > 1:
-        yield
-        return
-    norms = [m for m in model.modules() if isinstance(m, private("batchnorm")) and m.training]
-    for norm in norms:
-        norm.eval()
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.train()

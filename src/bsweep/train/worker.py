@@ -75,7 +75,6 @@ def train(
     paths: RunPaths,
     place: Place,
     *,
-    launched_at: float | None = None,
     on_step: Callable[[], None] = do_nothing,
 ) -> Job:
     """Train one point in this worker process, and return the worker's training job.
@@ -86,7 +85,6 @@ def train(
         config: The point's configuration.
         paths: The paths in the run's folder.
         place: This worker's rank and host.
-        launched_at: When the point was launched, by the clock of the run's file system.
         on_step: Called after each step and at the other signs of life that the worker shows, such
             as after each batch of an evaluation.
 
@@ -108,7 +106,7 @@ def train(
         # rounding of kernels, which may add in varying order.
         cursor = checkpointing.load(job)
         warnings += _warnings_of_threads(job)
-        job.record(_start_record(job, launched_at), *warnings)
+        job.record(_start_record(job), *warnings)
         loop.train(job, cursor)
     return job
 
@@ -215,7 +213,6 @@ def set_up(
         optimizer=optimizer,
         strategy=strategy,
         policy=batching.build(config),
-        learning_rate=optim.schedule(config),
         log=RunLog(paths.metrics),
         heartbeat=heartbeat,
         facts=facts,
@@ -276,8 +273,9 @@ def choose_device(place: Place, gpus: int) -> torch.device:
     return torch.device("cuda", place.local_rank)
 
 
-def _start_record(job: Job, launched_at: float | None) -> Start:
+def _start_record(job: Job) -> Start:
     config, dataset = job.config, job.dataset
+    launched_at = (read_json(job.paths.meta) or {}).get("launched_at")
     return Start(
         run_id=config.run_id,
         config=asdict(config),
@@ -301,7 +299,7 @@ def _start_record(job: Job, launched_at: float | None) -> Start:
         start_seconds=None
         if launched_at is None
         else max(0.0, file_system_time(job.paths.folder) - launched_at),
-        learning_rate=optim.base_learning_rate(config),
+        learning_rate=optim.base_learning_rate(config, config.rate_batch(0)),
         **job.facts,
     )
 
@@ -408,17 +406,9 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def train_launched(config: RunConfig, paths: RunPaths, place: Place) -> None:
-    """Train one point in a worker process that may train several points for its launcher. The run's
-    folder says when the launcher started the point.
-    """
-    launched_at = (read_json(paths.meta) or {}).get("launched_at")
-    train(config, paths, place, launched_at=launched_at)
-
-
 def main() -> NoReturn:
     """Run `python -m bsweep.train.worker TEAM_FOLDER`."""
-    enter(train_launched)
+    enter(train)
 
 
 if __name__ == "__main__":
