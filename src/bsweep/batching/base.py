@@ -8,7 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -18,9 +18,6 @@ from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share
 from bsweep.numerics.noise_scale import GradientNoise
 from bsweep.runlog.records import BatchChanged, Event, Round
-
-Card = TypeVar("Card", bound=ChangingConfig)
-MeasuringCard = TypeVar("MeasuringCard", bound=MeasuringConfig)
 
 
 @dataclass(frozen=True)
@@ -209,7 +206,7 @@ class Decision:
     reason: str
 
 
-class Changing(Policy, ABC, Generic[Card]):
+class Changing(Policy, ABC):
     """A policy that may set a new global batch at the end of each round.
 
     With `max_local_batch` null, a policy that changes nothing trains exactly as with the configured
@@ -217,11 +214,12 @@ class Changing(Policy, ABC, Generic[Card]):
     """
 
     kept: ClassVar[tuple[str, ...]] = ("global_batch",)
+    card: ChangingConfig
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         card: Any = config.batching
-        self.card: Card = card
+        self.card = card
         if card.max_local_batch is not None:
             self.pass_batches = (card.max_local_batch,) * config.data_parallel_size
         self.configured = config.examples_per_step
@@ -266,12 +264,13 @@ class Changing(Policy, ABC, Generic[Card]):
         return whole(global_batch / largest) * largest if global_batch > largest else global_batch
 
 
-class Measuring(Changing[MeasuringCard]):
+class Measuring(Changing):
     """A policy that may change the global batch every few rounds, according to the measured
     gradient noise.
     """
 
     kept: ClassVar[tuple[str, ...]] = (*Changing.kept, "rounds")
+    card: MeasuringConfig
     rounds = 0  # since it last decided
 
     def decide(self, stats: RoundStats) -> Decision | None:

@@ -13,7 +13,8 @@ from bsweep.config.run import RunConfig
 from bsweep.numerics.noise_scale import DECAY, GradientNoise
 
 
-class CABS(Measuring[CABSConfig]):
+class CABS(Measuring):
+    card: CABSConfig
     kept = (*Measuring.kept, "loss")
 
     def __init__(self, config: RunConfig) -> None:

@@ -20,7 +20,6 @@ from scipy.optimize import least_squares
 
 from bsweep.batching.base import Decision, Measuring, RoundStats
 from bsweep.config import pollux
-from bsweep.config.batching import GoodputConfig
 from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share
 from bsweep.numerics.noise_scale import GradientNoise
@@ -79,7 +78,7 @@ def _passes(steps: Steps) -> Array:
     ).T
 
 
-class Goodput(Measuring[GoodputConfig]):
+class Goodput(Measuring):
     kept = (*Measuring.kept, "timings", "num_alike")
 
     def __init__(self, config: RunConfig) -> None:

@@ -12,7 +12,9 @@ from bsweep.config.batching import NoiseScaleConfig
 from bsweep.numerics.noise_scale import GradientNoise
 
 
-class NoiseScale(Measuring[NoiseScaleConfig]):
+class NoiseScale(Measuring):
+    card: NoiseScaleConfig
+
     def look(self, stats: RoundStats, noise: GradientNoise) -> Decision | None:
         scale = noise.noise_scale
         if scale is None:

@@ -17,7 +17,9 @@ from bsweep.config.batching import NormTestConfig
 from bsweep.numerics.noise_scale import GradientNoise
 
 
-class NormTest(Measuring[NormTestConfig]):
+class NormTest(Measuring):
+    card: NormTestConfig
+
     def look(self, stats: RoundStats, noise: GradientNoise) -> Decision | None:
         if noise.trace <= 0:
             return None

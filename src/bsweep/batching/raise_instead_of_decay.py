@@ -9,10 +9,9 @@ remaining factor. So after n milestones lr / B is about lr0 gamma^n / B0 in any 
 from __future__ import annotations
 
 from bsweep.batching.base import Changing, Decision, RoundStats
-from bsweep.config.batching import RaiseInsteadOfDecayConfig
 
 
-class RaiseInsteadOfDecay(Changing[RaiseInsteadOfDecayConfig]):
+class RaiseInsteadOfDecay(Changing):
     kept = (*Changing.kept, "milestones")
     milestones = 0  # that the batch of the coming steps accounts for
 

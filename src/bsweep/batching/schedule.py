@@ -18,7 +18,8 @@ from bsweep.config.batching import ScheduleConfig
 _ROUNDING = 1e-9  # so that three times 0.1 epochs count as 0.3
 
 
-class Schedule(Changing[ScheduleConfig]):
+class Schedule(Changing):
+    card: ScheduleConfig
     kept = (*Changing.kept, "times")
     times = 0  # how often the batch of the coming steps has been multiplied
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,11 +34,14 @@ class Objective:
 
     own_loss: Callable[[Any, Tensor], Tensor] | None
     own_score: Callable[[Any, Tensor], Tensor] | None
+    checked_classes: int | None = None  # the number of classes if outputs are checked
 
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
         """Return the summed loss of all labels in a batch (classes, tokens or numbers to predict),
         computed from outputs in at least fp32.
         """
+        if self.checked_classes is not None:
+            self.check(outputs, targets, self.checked_classes)
         return (self.own_loss or _cross_entropy)(_wide(outputs), targets)
 
     def knows_accuracy(self, labels: Tensor) -> bool:
@@ -76,7 +79,7 @@ class Objective:
 
         The check waits for a GPU.
         """
-        return _Checking(self.own_loss, self.own_score, num_classes)
+        return replace(self, checked_classes=num_classes)
 
     def check(self, outputs: Any, targets: Tensor, num_classes: int) -> None:
         """Check the form of a model's outputs if they must be logits, and the results of the
@@ -104,15 +107,6 @@ class Objective:
                     f"score(outputs, targets) returned {_kind(score)}: return the number of "
                     "correct predictions."
                 )
-
-
-@dataclass(frozen=True)
-class _Checking(Objective):
-    num_classes: int
-
-    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        self.check(outputs, targets, self.num_classes)
-        return super().loss(outputs, targets)
 
 
 def of(model: nn.Module, labels: Tensor) -> Objective:

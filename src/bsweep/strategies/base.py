@@ -45,8 +45,6 @@ class ExchangeLog:
 
     def __post_init__(self) -> None:
         self._timeline: Timeline | None = None
-        # Earlier revisions of bsweep saved no ranks: all workers exchanged together.
-        self.first_ranks = self.first_ranks or [0] * len(self.seconds)
 
     def exchange(self, tensor: Tensor, ranks: Iterable[int] = (0,)) -> AbstractContextManager[None]:
         """Time the `with` block, in which this worker exchanges `tensor` with workers or servers.
