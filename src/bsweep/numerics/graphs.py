@@ -52,17 +52,17 @@ class Graph:
 
     captured: Captured
     # The graph reads the first two and writes the third, which no other graph overwrites.
-    part: Tensor
+    indices: Tensor
     crops: Tensor
     sums: Tensor
     drawn: Tensor  # the epoch's crops of which `crops` is a copy
 
-    def replay(self, part: Tensor, crops: Tensor) -> Tensor:
-        """Replay the captured passes on the training examples whose indices are `part`.
+    def replay(self, indices: Tensor, crops: Tensor) -> Tensor:
+        """Replay the captured passes on the training examples with these indices.
 
         Return the sums of their losses, correct answers and labels, valid until the next call.
         """
-        self.part.copy_(part)
+        self.indices.copy_(indices)
         if crops is not self.drawn:  # another epoch has begun
             self.crops.copy_(crops)
             self.drawn = crops
@@ -90,7 +90,7 @@ class Graphs:
         return max((graph.captured.num_bytes for graph in self._by_size.values()), default=0)
 
     def capture(
-        self, compute: Compute, part: Tensor, crops: Tensor, num_all: int, num_passes: int
+        self, compute: Compute, indices: Tensor, crops: Tensor, num_all: int, num_passes: int
     ) -> Graph:
         """Capture the forward and backward passes of a step as a CUDA graph, and return the graph.
 
@@ -99,27 +99,27 @@ class Graphs:
 
         Args:
             compute: Computes the passes.
-            part: The indices of this worker's examples in a step; the graph keeps their number.
+            indices: The indices of this worker's examples in a step; the graph keeps their number.
             crops: The crops of all training examples in an epoch; the graph keeps their number.
             num_all: The number of examples of all workers in a round.
-            num_passes: The number of passes in which the part is computed.
+            num_passes: The number of passes in which these examples are computed.
 
         Raises:
             BrokenCapture: If the passes cannot be captured, or there is not enough memory.
         """
         pool = next((graph.captured.pool for graph in self._by_size.values()), None)
-        part, drawn, crops = part.clone(), crops, crops.clone()
-        sums = torch.zeros(3, dtype=torch.float64, device=part.device)
+        indices, drawn, crops = indices.clone(), crops, crops.clone()
+        sums = torch.zeros(3, dtype=torch.float64, device=indices.device)
         try:
-            captured = capture(lambda: sums.copy_(compute(part, crops)), pool)
+            captured = capture(lambda: sums.copy_(compute(indices, crops)), pool)
         except RuntimeError as error:
             # The first error is the cause: after it, the end of the capture raises another one.
             errors = [*_chain(error)]
             cause = next(filter(memory.is_out_of_memory, errors), None)
             first, *_ = str(cause or error).splitlines() or [type(error).__name__]
             raise BrokenCapture(first) from error
-        graph = Graph(captured, part, crops, sums, drawn)
-        self._by_size[len(part), num_all, num_passes] = graph
+        graph = Graph(captured, indices, crops, sums, drawn)
+        self._by_size[len(indices), num_all, num_passes] = graph
         return graph
 
     def for_step(self, num_examples: int, num_all: int, num_passes: int) -> Graph | None:

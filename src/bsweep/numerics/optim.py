@@ -126,8 +126,8 @@ def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object
 def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object]]:
     matrices: list[Tensor] = []
     vectors: list[Tensor] = []
-    for part, tensor in zip(vector.slices, vector.tensors, strict=True):
-        (matrices if part.is_matrix else vectors).append(tensor)
+    for piece, tensor in zip(vector.slices, vector.tensors, strict=True):
+        (matrices if piece.is_matrix else vectors).append(tensor)
     rest = config.weight_decay if config.decay_norm_and_bias else 0.0
     groups: list[tuple[list[Tensor], float]] = [(matrices, config.weight_decay), (vectors, rest)]
     return [{"params": tensors, "weight_decay": decay} for tensors, decay in groups if tensors]

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 
@@ -55,13 +54,6 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     return seconds_between(begin, mark(device))
 
 
-class Span(NamedTuple):
-    """A time in which one phase lasted."""
-
-    phase: str | None  # None outside of all phases
-    seconds: float
-
-
 class Timeline:
     """The phases of a device's work, one after another.
 
@@ -73,7 +65,7 @@ class Timeline:
         self._device = device
         self._open: list[str | None] = [None]
         self._marks: list[tuple[str | None, Mark]] = []  # the phase that begins, and its start
-        self._spans: list[Span] = []
+        self._spans: list[tuple[str | None, float]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -86,9 +78,9 @@ class Timeline:
             self._open.pop()
             self._turn()
 
-    def spans(self) -> list[Span]:
-        """Return the spans since this method was last called, in their order, after a GPU has
-        finished their work.
+    def spans(self) -> list[tuple[str | None, float]]:
+        """Return the phases since this method was last called, in their order, and the seconds of
+        each, after a GPU has finished their work. The time outside of all phases has the name None.
         """
         self._read(len(self._marks) - 1)
         spans, self._spans = self._spans, []
@@ -112,7 +104,7 @@ class Timeline:
         """Read the first `count` spans, and forget their events."""
         ended, self._marks = self._marks[: count + 1], self._marks[max(0, count) :]
         for (phase, begin), (_, end) in pairwise(ended):
-            self._spans.append(Span(phase, seconds_between(begin, end)))
+            self._spans.append((phase, seconds_between(begin, end)))
 
 
 def _has_passed(moment: Mark) -> bool:

@@ -45,9 +45,9 @@ def ranges(slices: Sequence[Slice]) -> list[tuple[int, int]]:
     Adjacent slices are joined to one range.
     """
     joined: list[tuple[int, int]] = []
-    for part in slices:
-        start = joined.pop()[0] if joined and joined[-1][1] == part.start else part.start
-        joined.append((start, part.stop))
+    for piece in slices:
+        start = joined.pop()[0] if joined and joined[-1][1] == piece.start else piece.start
+        joined.append((start, piece.stop))
     return joined
 
 
@@ -55,8 +55,8 @@ def part_of(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds: the whole tensor, unless it is a DTensor
     of torch, whose parts lie on several workers.
     """
-    part: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return part
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
 
 
 class Flat:
@@ -104,7 +104,7 @@ class Flat:
         """The tensors in whose memory this worker holds its parameters, or its parts of them."""
         return [self.parameters]
 
-    def num_copies(self, part: Slice) -> int:
+    def num_copies(self, piece: Slice) -> int:
         """Return how many workers that hold one model together have equal copies of a slice."""
         return 1
 
@@ -122,11 +122,11 @@ class Vector(Flat):
     def __init__(self, model: nn.Module) -> None:
         self.tensors = tuple(tensor for _, _, tensor in _matrices_first(model))
         super().__init__(layout(model), self.tensors[0].dtype, self.tensors[0].device)
-        for part, tensor in zip(self.slices, self.tensors, strict=True):
-            view = _like(self.parameters[part.start : part.stop], tensor)
+        for piece, tensor in zip(self.slices, self.tensors, strict=True):
+            view = _like(self.parameters[piece.start : piece.stop], tensor)
             view.copy_(tensor.detach())
             tensor.data = view
-            tensor.grad = _like(self.gradients[part.start : part.stop], tensor)
+            tensor.grad = _like(self.gradients[piece.start : piece.stop], tensor)
 
     @contextmanager
     def reading(self, parameters: Tensor) -> Iterator[None]:
@@ -143,8 +143,8 @@ class Vector(Flat):
             self._be_views_of(self.parameters)
 
     def _be_views_of(self, parameters: Tensor) -> None:
-        for part, tensor in zip(self.slices, self.tensors, strict=True):
-            tensor.data = _like(parameters[part.start : part.stop], tensor)
+        for piece, tensor in zip(self.slices, self.tensors, strict=True):
+            tensor.data = _like(parameters[piece.start : piece.stop], tensor)
 
 
 class Anchor(Flat):

@@ -21,6 +21,3 @@ class AllReduce(TorchStrategy, Summing):
         super().prepare(vector, optimizer)
         self.algorithm = self.card.algorithm
         self.build_codec()
-
-    def sum_gradients(self) -> None:
-        self.all_reduce(self._vector.gradients)

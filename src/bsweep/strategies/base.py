@@ -521,9 +521,11 @@ class Summing(Strategy):
             with self.meter.exchange(gradients):
                 self.sum_gradients()
 
-    @abstractmethod
     def sum_gradients(self) -> None:
-        """Replace this worker's gradients by the sum of all workers' gradients, without a codec."""
+        """Replace this worker's gradients by the sum of all workers' gradients, without a codec; by
+        default by `all_reduce`.
+        """
+        self.all_reduce(self._vector.gradients)
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> None:

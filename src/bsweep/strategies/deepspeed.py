@@ -119,7 +119,7 @@ class _Held(Vector):
     def __init__(self, model: nn.Module) -> None:
         named: dict[str, Any] = dict(model.named_parameters())
         self.slices = layout(model)
-        self.tensors = tuple(named[part.name] for part in self.slices)
+        self.tensors = tuple(named[piece.name] for piece in self.slices)
         self.copies: Sequence[Tensor] = self.tensors
         self.num_parameters = self.slices[-1].stop
 

@@ -63,8 +63,10 @@ class Horovod(Summing, InBackward):
             self._hvd.broadcast_(start, root_rank=0, name="parameters")
         vector.parameters.copy_(start)
         if len(self._buckets) > 1:
-            for part, tensor in zip(vector.slices, vector.tensors, strict=True):
-                touched = [b for b in self._buckets if b.start < part.stop and part.start < b.stop]
+            for piece, tensor in zip(vector.slices, vector.tensors, strict=True):
+                touched = [
+                    b for b in self._buckets if b.start < piece.stop and piece.start < b.stop
+                ]
                 self._hooks.append(
                     tensor.register_post_accumulate_grad_hook(self._arrival(touched))
                 )
@@ -118,17 +120,17 @@ class Horovod(Summing, InBackward):
 
     def _send(self, bucket: _Bucket) -> None:
         if bucket.sum is None:
-            part = self._vector.gradients[bucket.start : bucket.stop]
+            gradients = self._vector.gradients[bucket.start : bucket.stop]
             if self.see_part:
-                self.see_part(part)
-            bucket.sum = self._start(part, f"gradient.{bucket.index}")
+                self.see_part(gradients)
+            bucket.sum = self._start(gradients, f"gradient.{bucket.index}")
 
-    def _start(self, part: Tensor, name: str) -> tuple[int, Tensor]:
-        """Start Horovod's sum (or Adasum) of the tensor `part` over workers.
+    def _start(self, tensor: Tensor, name: str) -> tuple[int, Tensor]:
+        """Start Horovod's sum (or Adasum) of `tensor` over workers.
 
         Return the handle of this operation and the tensor that will hold the sum.
         """
-        wire = self._host.copy(part, name) if self._through_host else part
+        wire = self._host.copy(tensor, name) if self._through_host else tensor
         with self._worker_lost():
             handle: int = self._hvd.allreduce_async_(wire, op=self._operation, name=name)
         # Each worker sends (p - 1) / p of the vector in the reduce-scatter, and again in the
@@ -143,11 +145,11 @@ class Horovod(Summing, InBackward):
 
         return worker_lost(HorovodInternalError)
 
-    def _finish(self, handle: int, wire: Tensor, part: Tensor) -> None:
+    def _finish(self, handle: int, wire: Tensor, target: Tensor) -> None:
         with self._worker_lost():
             self._hvd.synchronize(handle)
         if self._through_host:
-            part.copy_(wire, non_blocking=True)
+            target.copy_(wire, non_blocking=True)
 
 
 def _begin(hvd: Any, *, on_gpu: bool, local_workers: int) -> None:

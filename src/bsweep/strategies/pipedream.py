@@ -171,10 +171,10 @@ class PipeDream(Pipeline, Rounds):
             work = self._send(gradient, self._back_chain, self.part - 1)
             self._sent.append(_Sent(batch.number, work, gradient))
 
-    def _send(self, tensor: Tensor, group: dist.ProcessGroup, part: int) -> Work:
+    def _send(self, tensor: Tensor, group: dist.ProcessGroup, receiver: int) -> Work:
         """Begin to send a tensor, which the caller keeps until it has arrived."""
         with worker_lost():
-            work = dist.isend(tensor, group=group, group_dst=part)
+            work = dist.isend(tensor, group=group, group_dst=receiver)
         assert work is not None
         self.meter.sent_bytes += tensor.nbytes
         return work

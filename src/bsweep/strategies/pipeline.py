@@ -59,7 +59,7 @@ class Pipeline(Split, Staged):
         self._alike = Wire(self.divided(self.ranks.T.tolist()), self.count)
         num_stages = self.card.num_stages(self.num_workers)
         self._owners = [self.card.part_of(s, self.num_workers) for s in range(num_stages)]
-        self._held = [s for s, part in enumerate(self._owners) if part == self.part]
+        self._held = [s for s, owner in enumerate(self._owners) if owner == self.part]
         self.reports_sums = self._owners[-1] == self.part
         # Of what each stage sends to the next, for `_num_measured` examples.
         self._message_seconds = [0.0] * num_stages

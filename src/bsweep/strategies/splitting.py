@@ -112,7 +112,7 @@ class Split(TorchStrategy):
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer
-        names = [part.name for part in vector.slices]
+        names = [piece.name for piece in vector.slices]
         self._names = dict(zip(vector.tensors, names, strict=True))
 
     def step(self) -> None:
@@ -230,18 +230,18 @@ class Parts(Vector):
             slices: The layout of the whole model.
             tensors: The model's parameters by name, as DTensors.
         """
-        self.tensors = tuple(cast(nn.Parameter, tensors[part.name]) for part in slices)
+        self.tensors = tuple(cast(nn.Parameter, tensors[piece.name]) for piece in slices)
         self.num_parameters = sum(tensor.numel() for tensor in self.tensors)
-        stops = accumulate((part.numel() for part in self.held), initial=0)
+        stops = accumulate((held.numel() for held in self.held), initial=0)
         self.slices = tuple(
-            replace(part, start=start, stop=stop, shape=tuple(held.shape))
-            for part, held, (start, stop) in zip(slices, self.held, pairwise(stops), strict=True)
+            replace(piece, start=start, stop=stop, shape=tuple(held.shape))
+            for piece, held, (start, stop) in zip(slices, self.held, pairwise(stops), strict=True)
         )
         self.gradients = self.held[0].new_zeros(self.slices[-1].stop)
-        for part, tensor in zip(self.slices, self.tensors, strict=True):
+        for piece, tensor in zip(self.slices, self.tensors, strict=True):
             assert isinstance(tensor, DTensor)
             tensor.grad = DTensor.from_local(
-                self.gradients[part.start : part.stop].view(part.shape),
+                self.gradients[piece.start : piece.stop].view(piece.shape),
                 tensor.device_mesh,
                 tensor.placements,
                 run_check=False,
@@ -253,8 +253,8 @@ class Parts(Vector):
     def held(self) -> list[Tensor]:
         return [part_of(tensor).detach() for tensor in self.tensors]
 
-    def num_copies(self, part: Slice) -> int:
-        tensor = self.tensors[self.slices.index(part)]
+    def num_copies(self, piece: Slice) -> int:
+        tensor = self.tensors[self.slices.index(piece)]
         assert isinstance(tensor, DTensor)
         sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
         return math.prod(size for size, placed in sizes if placed.is_replicate())

@@ -277,29 +277,29 @@ def _state_of_another_division(states: Sequence[Any], rank: int) -> dict[str, An
     }
 
 
-def _put_back(job: Job, shared: dict[str, Any], own: dict[str, Any]) -> Cursor:
+def _put_back(job: Job, shared: dict[str, Any], own_state: dict[str, Any]) -> Cursor:
     cursor = Cursor.of(job.device, len(job.dataset.train_labels), **shared["cursor"])
     job.strategy.load_state(shared["strategy"])
     job.policy.load_state(shared["policy"])
     if job.noise:
-        job.noise.load_state(shared["noise"], own.get("noise"))
-    for state in (shared["model"], own["model"]):
+        job.noise.load_state(shared["noise"], own_state.get("noise"))
+    for state in (shared["model"], own_state["model"]):
         if state:
             with torch.no_grad():
                 job.vector.parameters.copy_(state["parameters"])
             job.optimizer.load_state_dict(state["optimizer"])
-    if own["strategy"]:
-        job.strategy.load_own_state(own["strategy"])
+    if own_state["strategy"]:
+        job.strategy.load_own_state(own_state["strategy"])
     if job.vector.scale:
         for name, value in job.vector.scale.state.items():
-            value.copy_(own["scale"][name])
-    saved = dict(zip(own["buffer_names"], own["buffers"], strict=True))
+            value.copy_(own_state["scale"][name])
+    saved = dict(zip(own_state["buffer_names"], own_state["buffers"], strict=True))
     for name, buffer in job.model.named_buffers():
         buffer.copy_(saved[name])
-    if own["random"]:
-        torch.set_rng_state(own["random"]["cpu"])
-        if "cuda" in own["random"] and job.device.type == "cuda":
-            torch.cuda.set_rng_state(own["random"]["cuda"])
-    cursor.totals.copy_(own["totals"])
-    cursor.recent.copy_(own["recent"])
+    if own_state["random"]:
+        torch.set_rng_state(own_state["random"]["cpu"])
+        if "cuda" in own_state["random"] and job.device.type == "cuda":
+            torch.cuda.set_rng_state(own_state["random"]["cuda"])
+    cursor.totals.copy_(own_state["totals"])
+    cursor.recent.copy_(own_state["recent"])
     return cursor

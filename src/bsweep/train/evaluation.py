@@ -107,23 +107,23 @@ def final(job: Job) -> Scores:
     return evaluate(job, job.dataset.test)
 
 
-def evaluate(job: Job, part: Part) -> Scores:
-    """Return the model's mean loss and its accuracy over a part of the data set.
+def evaluate(job: Job, examples: Part) -> Scores:
+    """Return the model's mean loss and its accuracy over a part of the data set, `examples`.
 
-    The workers share the part, so that each example counts once.
+    The workers share them, so that each example counts once.
     """
     if job.config.average_batchnorm:
         average_batchnorm(job)
-    loss, correct, num_labels = job.sums(_scores_of_own_examples(job, part))
+    loss, correct, num_labels = job.sums(_scores_of_own_examples(job, examples))
     return finite(loss / num_labels), finite(correct / num_labels)
 
 
-def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
+def _scores_of_own_examples(job: Job, shared: Part) -> Tensor:
     """Return the sums of the losses, correct answers and labels on this worker's examples of a
-    part, as a float64 tensor (3,).
+    part of the data set, `shared`, as a float64 tensor (3,).
     """
     dataset, num_shares, strategy = job.dataset, job.config.data_parallel_size, job.strategy
-    mine = plan.even_part(torch.arange(len(part)), strategy.replica, num_shares)
+    mine = plan.even_part(torch.arange(len(shared)), strategy.replica, num_shares)
     tokens = dataset.tokens_per_example
     fits = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     batches = job.config.local_batches
@@ -131,7 +131,7 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     at_once = max(fits, common)
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     # With some strategies workers exchange in every forward pass, so all make equally many.
-    longest = -(-len(part) // num_shares) if strategy.collective_forward else len(mine)
+    longest = -(-len(shared) // num_shares) if strategy.collective_forward else len(mine)
     num_more = -(-longest // at_once) - -(-len(mine) // at_once)
     forward = strategy.outputs if isinstance(strategy, Staged) else job.model
     job.model.eval()
@@ -139,10 +139,10 @@ def _scores_of_own_examples(job: Job, part: Part) -> Tensor:
     no_gradients = torch.no_grad if strategy.collective_forward else torch.inference_mode
     # The memory limit is for training steps only.
     with memory.unlimited(), no_gradients(), strategy.evaluating():
-        for examples, _ in part.batches(torch.zeros(num_more, dtype=torch.int64), 1):
+        for examples, _ in shared.batches(torch.zeros(num_more, dtype=torch.int64), 1):
             with job.autocast():
                 job.model(job.inputs.of(examples))
-        for examples, labels in part.batches(mine, at_once):
+        for examples, labels in shared.batches(mine, at_once):
             targets = job.inputs.targets(labels)
             with job.autocast():
                 outputs = forward(job.inputs.of(examples))  # None if another worker has them

@@ -38,7 +38,7 @@ def train(job: Job, cursor: Cursor | None) -> None:
     ):
         job.record(train_epoch(job, cursor, checkpoints))
         # A worker may hold a part of the parameters only.
-        sums = torch.stack([part.sum().double() for part in job.vector.held])
+        sums = torch.stack([tensor.sum().double() for tensor in job.vector.held])
         if not math.isfinite(job.sums(sums.sum().view(1))[0]):
             _diverge(job, f"parameters became infinite or NaN in epoch {cursor.epoch}")
         cursor.begin_epoch()
@@ -187,7 +187,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, host_joules: float
 def _worker_memory(job: Job, peak_bytes: int | None) -> tuple[WorkerMemory, ...]:
     """Return the memory of each worker, by rank."""
     memory_now = WorkerMemory(
-        parameter_bytes=sum(part.nbytes for part in job.vector.held),
+        parameter_bytes=sum(tensor.nbytes for tensor in job.vector.held),
         gradient_bytes=job.vector.num_bytes,
         optimizer_bytes=optim.state_bytes(job.optimizer),
         peak_bytes=peak_bytes,

@@ -75,7 +75,7 @@ class NoiseMeter:
         if isinstance(strategy, InBackward) and strategy.can.exchanges_in_passes:
             self._in_passes, strategy.see_part = True, self.see_part
         device = vector.gradients.device
-        copies = [vector.num_copies(part) for part in vector.slices]
+        copies = [vector.num_copies(piece) for piece in vector.slices]
         # Workers of a replica that hold equal gradients of a tensor each add a part of its norm.
         self._by_slice = max(copies) > 1
         self._weights = torch.tensor(
@@ -101,20 +101,21 @@ class NoiseMeter:
                 passes cannot be observed.
         """
         self._step = None  # An epoch's smaller last batch is left out, because its noise is large.
-        own = shares[self._strategy.replica]
+        share = shares[self._strategy.replica]
+        worker_batch = share.worker_batch
         num_workers = sum(share.num_steps > 0 for share in shares)
         if num_examples != round_size(shares):
             return
         if num_workers > 1:
             if num_steps % NORM_STEPS == 0:
-                self._step = _Step(num_examples, own.worker_batch, num_workers, num_workers)
+                self._step = _Step(num_examples, worker_batch, num_workers, num_workers)
                 self._num_steps += NORM_STEPS
             return
-        num_passes = min(own.num_passes, own.worker_batch)
+        num_passes = min(share.num_passes, worker_batch)
         interval = APART_STEPS if has_graph or num_passes == 1 else RECORD_STEPS
-        if own.worker_batch > 1 and num_steps % interval == 0:
+        if worker_batch > 1 and num_steps % interval == 0:
             self._step = _Step(
-                num_examples, own.worker_batch, max(2, num_passes), 1, needs_halves=num_passes == 1
+                num_examples, worker_batch, max(2, num_passes), 1, needs_halves=num_passes == 1
             )
             self._num_steps += RECORD_STEPS
 
@@ -141,8 +142,9 @@ class NoiseMeter:
         if step is None or step.num_workers > 1 or step.num_seen == step.num_gradients:
             return
         flat = self._vector.gradients.clone()
-        own = flat if step.before is None else flat - step.before
-        step.add(self._squared_norm(own) / self._scale() ** 2 * (step.num_examples / num_examples))
+        gradient = flat if step.before is None else flat - step.before
+        square = self._squared_norm(gradient) / self._scale() ** 2
+        step.add(square * (step.num_examples / num_examples))
         step.before = flat
         step.num_seen += 1
         if step.num_seen == step.num_gradients:
@@ -155,14 +157,14 @@ class NoiseMeter:
         if not self._in_passes:
             self.see_part(self._vector.gradients)
 
-    def see_part(self, part: Tensor) -> None:
+    def see_part(self, gradients: Tensor) -> None:
         """Record the squared norm of a part of this worker's gradient, just before the workers sum
         that part, if several workers measure this step.
         """
         step = self._step
         if step is None or step.num_workers == 1:
             return
-        square = self._squared_norm(part) / self._scale() ** 2
+        square = self._squared_norm(gradients) / self._scale() ** 2
         step.add(square * (step.num_examples / step.own_examples))
 
     def after_step(self) -> None:
@@ -170,11 +172,11 @@ class NoiseMeter:
         measured and its gradients did not overflow.
         """
         step, self._step = self._step, None
-        if step is None or step.sum is None or step.own is None:
+        if step is None or step.sum is None or step.squares is None:
             return
         n, size = step.num_gradients, step.num_examples
         # |G_B|^2 is the same on all workers, so each adds its fraction of it.
-        parts = of_parts(step.sum / step.num_workers, step.own, n, size)
+        parts = of_parts(step.sum / step.num_workers, step.squares, n, size)
         counted = torch.ones_like(self._sums[:1])
         is_finite = step.sum.isfinite()
         self._sums += torch.where(
@@ -234,18 +236,18 @@ class NoiseMeter:
         """Return this worker's noise measurements since the last record, for a checkpoint."""
         return {"sums": self._sums, "num_steps": self._num_steps}
 
-    def load_state(self, state: dict[str, Any] | None, own: dict[str, Any] | None) -> None:
-        """Restore the noise meter from a checkpoint: `state` is the same for all workers, and `own`
-        belongs to this worker.
+    def load_state(self, state: dict[str, Any] | None, own_state: dict[str, Any] | None) -> None:
+        """Restore the noise meter from a checkpoint: `state` is the same for all workers, and
+        `own_state` belongs to this worker.
 
         The methods `state` and `own_state` returned these values when the checkpoint was saved.
-        `own` is None if the run continues with another number of workers.
+        `own_state` is None if the run continues with another number of workers.
         """
         if state:
             self._average = Average(**state)
-        if own:
-            self._sums.copy_(own["sums"])
-            self._num_steps = own["num_steps"]
+        if own_state:
+            self._sums.copy_(own_state["sums"])
+            self._num_steps = own_state["num_steps"]
 
     def _see_sum(self) -> None:
         if self._step is not None and self._step.num_workers > 1:
@@ -257,9 +259,9 @@ class NoiseMeter:
         """
         if not self._by_slice:
             return squared_norm(flat).view(1)
-        parts = [flat[part.start : part.stop] for part in self._vector.slices]
-        own = torch.stack([squared_norm(part) for part in parts]) * self._weights
-        return own.sum().view(1)
+        slices = [flat[piece.start : piece.stop] for piece in self._vector.slices]
+        norms = torch.stack([squared_norm(values) for values in slices]) * self._weights
+        return norms.sum().view(1)
 
     def _scale(self) -> Tensor | float:
         """Return the factor by which this worker's gradient was multiplied before the workers sum
@@ -305,10 +307,10 @@ class _Step:
     num_gradients: int  # of all workers
     num_workers: int
     needs_halves: bool = False
-    own: Tensor | None = None  # this worker's part of the sum S of `numerics.noise_scale`, (1,)
+    squares: Tensor | None = None  # this worker's part of the sum S of `numerics.noise_scale`, (1,)
     sum: Tensor | None = None  # |G_B|^2, (1,)
     before: Tensor | None = None  # the sum of the gradients of the passes so far
     num_seen: int = 0
 
     def add(self, square: Tensor) -> None:
-        self.own = square if self.own is None else self.own + square
+        self.squares = square if self.squares is None else self.squares + square

@@ -307,7 +307,7 @@ def _start_record(job: Job) -> Start:
 def _layer_parameters(vector: Vector) -> tuple[int, ...] | None:
     """Return the number of parameters of each layer; None if this worker has only some layers."""
     layers = sharding.layers(vector.slices)
-    sizes = tuple(sum(part.num_elements for part in layer) for layer in layers)
+    sizes = tuple(sum(piece.num_elements for piece in layer) for layer in layers)
     return sizes if sum(sizes) == vector.num_parameters else None
 
 
