@@ -24,7 +24,7 @@ from bsweep.numerics.objective import Objective
 from bsweep.numerics.precision import autocast
 from bsweep.numerics.restoring import restoring
 from bsweep.numerics.vector import Vector
-from bsweep.runlog.files import RunLog, RunPaths
+from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
 from bsweep.runlog.records import Record
 from bsweep.strategies import Strategy
 from bsweep.train.noise_meter import NoiseMeter
@@ -53,7 +53,8 @@ class Job:
     strategy: Strategy
     policy: Policy
     log: RunLog
-    heartbeat: Callable[[], None]  # shows a sign of life
+    alive: SignOfLife
+    on_step: Callable[[], None]  # called at each sign of life
     facts: dict[str, Any]  # fields of the start record that are known since the set-up
     # Each of these is None where the run does not ask for it.
     noise: NoiseMeter | None = None  # measures the gradient noise
@@ -65,6 +66,11 @@ class Job:
     @property
     def dataset(self) -> Dataset:
         return self.inputs.dataset
+
+    def heartbeat(self) -> None:
+        """Show that this worker is alive."""
+        self.alive.show()
+        self.on_step()
 
     def record(self, *records: Record) -> None:
         """Write records to the run log if this worker is the first one."""

@@ -34,6 +34,7 @@ from bsweep.core.ranks import Place
 from bsweep.core.signals import end_with_launcher
 from bsweep.core.torch_private import allocator_variable
 from bsweep.core.words import counted
+from bsweep.data.dataset import Dataset
 from bsweep.data.inputs import Inputs
 from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.compiled import Compiled
@@ -161,13 +162,11 @@ def set_up(
         ValueError: If, for example, a host has fewer GPUs than workers, or workers differ in
             precision or data.
     """
-    gpus = num_gpus(config.device)
-    if gpus and config.batching.changes_batch:
-        _let_segments_grow()
+    _let_segments_grow(config)
     user_code.load_saved(config, paths.own)
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
     run_config, config = config, replace(config, strategy=in_place or config.strategy)
-    strategy = strategies.build(config, place, paths)
+    strategy, gpus = strategies.build(config, place, paths), num_gpus(config.device)
     peers_check.refuse_missing_gpus(
         strategy.gather_json(peers_check.gpu_facts(place, gpus)), config.device
     )
@@ -179,25 +178,9 @@ def set_up(
         {**peers_check.equipment(device, run_precision), **peers_check.data_facts(dataset)}
     )
     peers_check.refuse_unequal(workers)
-    dtype = precision.stored(run_precision)
-    has_values = place.rank == 0 or not strategy.receives_model
-    at = device if has_values else torch.device("meta")
-    model = models.initial(config, dataset, at, dtype)
-    layout = models.memory_format(config, model)
-    facts = {**_parts(config.model, model), **peers_check.on_record(workers)}
-    model_objective = objective.of(model, dataset.train_labels)
-    inputs = Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first)
-    if isinstance(strategy, Staged):
-        autocast = functools.partial(precision.autocast, run_precision, device)
-        strategy.cut(model, inputs.sample, autocast)
+    model, inputs, parts = _model_and_inputs(config, run_precision, strategy, dataset, device)
     vector, optimizer = _vector_and_optimizer(config, run_precision, strategy, model)
     noise = noise_meter.build(config, vector, optimizer, strategy)
-    alive = SignOfLife(paths.alive(place.rank))
-
-    def heartbeat() -> None:
-        alive.show()
-        on_step()
-
     slowdown = config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0
     return Job(
         config=config,
@@ -208,18 +191,44 @@ def set_up(
         inputs=inputs,
         model=model,
         training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
-        objective=model_objective,
+        objective=objective.of(model, dataset.train_labels),
         vector=vector,
         optimizer=optimizer,
         strategy=strategy,
         policy=batching.build(config),
         log=RunLog(paths.metrics),
-        heartbeat=heartbeat,
-        facts=facts,
+        alive=SignOfLife(paths.alive(place.rank)),
+        on_step=on_step,
+        facts={**parts, **peers_check.on_record(workers)},
         noise=noise,
         slowdown=Slowdown(slowdown, device) if slowdown != 1 else None,
         compiled=Compiled(model) if config.compile else None,
     )
+
+
+def _model_and_inputs(
+    config: RunConfig,
+    run_precision: str,
+    strategy: Strategy,
+    dataset: Dataset,
+    device: torch.device,
+) -> tuple[nn.Module, Inputs, dict[str, Any]]:
+    """Build the model, with values only where the strategy does not bring them
+    (`Strategy.receives_model`), and let a strategy with stages cut it.
+
+    Returns:
+        The model, the conversion of its inputs, and what the start record says of its parts.
+    """
+    has_values = strategy.rank == 0 or not strategy.receives_model
+    dtype = precision.stored(run_precision)
+    model = models.initial(config, dataset, device if has_values else torch.device("meta"), dtype)
+    layout = models.memory_format(config, model)
+    inputs = Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first)
+    parts = _parts(config.model, model)
+    if isinstance(strategy, Staged):
+        autocast = functools.partial(precision.autocast, run_precision, device)
+        strategy.cut(model, inputs.sample, autocast)
+    return model, inputs, parts
 
 
 def _parts(card: ModelConfig, model: nn.Module) -> dict[str, Any]:
@@ -252,14 +261,15 @@ def _vector_and_optimizer(
     return vector, optimizer
 
 
-def _let_segments_grow() -> None:
-    """Ask torch to enlarge its segments of GPU memory in place: where the batch changes, segments
+def _let_segments_grow(config: RunConfig) -> None:
+    """Ask torch to enlarge its segments of GPU memory in place if the run's batch changes: segments
     of a fixed size that fit one batch do not fit the next.
 
     torch reads this when it first uses a GPU. It stays as it is if the user has set it, or if this
     process has used a GPU before.
     """
-    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & {*os.environ}:
+    is_set = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & {*os.environ}
+    if num_gpus(config.device) and config.batching.changes_batch and not is_set:
         os.environ[allocator_variable()] = "expandable_segments:True"
 
 
