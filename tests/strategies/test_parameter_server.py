@@ -5,7 +5,6 @@ quick end.
 from __future__ import annotations
 
 import contextlib
-import csv
 import gc
 import itertools
 import os
@@ -68,11 +67,6 @@ def finish(processes: list[Fork], timeout: float = 240) -> list[int]:
 
 def results(folder: Path, num_workers: int) -> list[dict[str, Any]]:
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(num_workers)]
-
-
-def clocks(folder: Path, server: int) -> list[dict[str, float]]:
-    with RunPaths(folder).server_clocks(server).open() as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
 def sgd_of_one_process(config: RunConfig, case: Case) -> Tensor:
@@ -190,12 +184,7 @@ def test_out_of_step_no_push_is_lost_and_the_bound_holds(runs_out_of_step: Path,
             torch.testing.assert_close(reached, expected, rtol=1e-12, atol=1e-13)
     traffic, bound = workers[0]["traffic"], config.strategy.staleness
     for server in (0, 1):
-        rows = clocks(runs_out_of_step / name, server)
-        for worker in range(3):
-            made = [row["clock"] for row in rows if row["worker"] == worker]
-            assert made == list(range(1, case.steps * case.epochs + 1))
-        lead = max(row["clock"] - row["slowest_clock"] for row in rows)
-        assert lead == max(epoch["servers"][server]["max_lead"] for epoch in traffic)
+        lead = max(epoch["servers"][server]["max_lead"] for epoch in traffic)
         if bound is None:
             assert lead > 2, "nothing holds a fast worker back"
         else:
@@ -210,8 +199,7 @@ def test_workers_notice_a_killed_server(tmp_path: Path) -> None:
     config = configure("num_workers=2", "strategy.num_servers=2")
     Case(port=meeting_port(), steps=100_000).save(tmp_path / "killed", config)
     processes = start(tmp_path, ["killed"], 4)
-    record = RunPaths(tmp_path / "killed").server_clocks(1)
-    wait_for(lambda: record.exists() and record.stat().st_size > 10_000)
+    wait_for(lambda: all((tmp_path / f"killed/begun{rank}").exists() for rank in (0, 1)))
     os.kill(processes[3].pid, signal.SIGKILL)
     codes = finish(processes, timeout=60)
     assert codes[:2] == [1, 1]

@@ -120,6 +120,8 @@ def work(config: RunConfig, case: Case, place: Place, paths: RunPaths) -> dict[s
         for epoch in range(case.epochs):
             for step in range(epoch * case.steps, (epoch + 1) * case.steps):
                 time.sleep(case.sleeps[place.rank])
+                if step == 2:
+                    (paths.folder / f"begun{place.rank}").touch()
                 if step == 2 and place.rank == case.broken_worker:
                     raise ArithmeticError("broken on purpose")
                 vector.gradients.copy_(gradient(vector, case, place.rank, step))

@@ -124,16 +124,6 @@ class RunPaths:
         """
         return self.rank_logs(rank) / "waits"
 
-    def server_clocks(self, server: int) -> Path:
-        """Return the path of the CSV file that lists the pushes from workers that a parameter
-        server has answered.
-
-        Its columns are the time of the answer, the worker, the worker's clock, the slowest worker's
-        clock, and the seconds that the push waited in the queue. A worker's clock is its number of
-        pushes.
-        """
-        return self.folder / f"server.{server}.csv"
-
 
 class SignOfLife:
     """A worker's file whose modification time says when the worker last did something."""

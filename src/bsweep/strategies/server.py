@@ -13,7 +13,6 @@ are, which bsweep measures.
 from __future__ import annotations
 
 import atexit
-import csv
 import itertools
 import math
 import os
@@ -52,8 +51,7 @@ class Server:
     Args:
         config: The run's configuration.
         paths: The paths of the run's folder.
-        number: This server's number. Every answered push is recorded in the CSV file of that
-            number. A resumed run appends to the file.
+        number: This server's number.
         remote: The ranks of the workers in other processes. The requests of others are put into
             `inbox`.
 
@@ -79,11 +77,6 @@ class Server:
         self._answers: list[dist.Work] = []  # those that are being sent
         self._load = self._no_load()
         self._busy_since = time.perf_counter()
-        clocks = paths.server_clocks(number)
-        clocks.parent.mkdir(parents=True, exist_ok=True)
-        self._file = clocks.open("a", newline="", encoding="utf-8")
-        self._record = csv.writer(self._file)
-        self._recorded_before = self._file.tell()
         self.inbox: Inbox = queue.SimpleQueue()
         self._listeners = [listen(worker, self.inbox) for worker in remote]
 
@@ -95,9 +88,8 @@ class Server:
         Raises:
             WorkerLost: If a worker's connection broke, or it left before the others were done.
         """
-        with self._file:
-            while self._num_present:
-                self._handle(self._next())
+        while self._num_present:
+            self._handle(self._next())
         for listener in self._listeners:
             listener.join()
 
@@ -113,7 +105,6 @@ class Server:
 
     def report(self) -> ServerLoad:
         """Return the load that this server has counted since this method was last called."""
-        self._file.flush()
         load, self._load = self._load, self._no_load()
         return ServerLoad(**{**load, "pushes": tuple(load["pushes"])}, share=self._share)
 
@@ -124,13 +115,11 @@ class Server:
             The file's SHA-256 in hexadecimal digits; None if it could not be written.
         """
         path = Checkpoint(self._paths.checkpoints / name).server(self._number)
-        self._file.flush()
         state = {
             "parameters": self._shard.parameters,
             "optimizer": self._optimizer.state_dict(),
             "clocks": self._clocks,
             "tally": self._load,
-            "recorded_bytes": self._file.tell(),
         }
         try:
             return tensor_files.write_tensors(state, path)
@@ -149,8 +138,6 @@ class Server:
         self._shard.parameters.copy_(state["parameters"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._clocks, self._load = state["clocks"], state["tally"]
-        self._file.flush()
-        self._file.truncate(min(state["recorded_bytes"], self._file.tell()))  # if it was deleted
         return True
 
     def _no_load(self) -> dict[str, Any]:
@@ -172,8 +159,7 @@ class Server:
                 request.give(function(self, *arguments))
 
     def _begin(self, request: Request) -> None:
-        """Begin with a worker's parameters, a new optimizer and new counts, and remove the rows of
-        this process from the CSV file.
+        """Begin with a worker's parameters, a new optimizer and new counts.
 
         So the setup before training does not count as an exchange, and earlier pushes do not count.
         """
@@ -181,9 +167,6 @@ class Server:
         finish(works)
         self._shard.parameters.copy_(parameters)  # does nothing if they arrived there
         self._optimizer = optim.build(self._config.optimizer, self._shard)
-        self._file.truncate(self._recorded_before)
-        if not self._recorded_before:
-            self._record.writerow(["time", "worker", "clock", "slowest_clock", "queue_seconds"])
         self._answer(request, 0.0)
         self._clocks = [0] * len(self._clocks)
         self._load = self._no_load()
@@ -251,7 +234,6 @@ class Server:
             if clock - slowest > self._bound:
                 continue
             self._load["max_lead"] = max(self._load["max_lead"], clock - slowest)
-            self._record.writerow([time.time(), push.worker, clock, slowest, push.queue_seconds])
             self._answer(self._pushes.pop(push.worker), now - push.held_since)
 
     def _answer(self, request: Request, held_seconds: float) -> None:
