@@ -29,17 +29,11 @@ def choose(config: RunConfig, device: torch.device) -> str:
     Raises:
         ValueError: If `precision=tf32` is configured and the device has no TF32.
     """
-    if config.precision == "tf32" and (
-        device.type == "cpu" or torch.cuda.get_device_capability(device) < (8, 0)
-    ):
-        why_no_tf32 = (
-            "there is no GPU"
-            if device.type == "cpu"
-            else f"{torch.cuda.get_device_name(device)} has no TF32"
-        )
+    if config.precision == "tf32" and not _has_tf32(device):
+        on_cpu = device.type == "cpu"
+        lack = "there is no GPU" if on_cpu else f"{torch.cuda.get_device_name(device)} has no TF32"
         raise ValueError(
-            f"precision=tf32, but {why_no_tf32}: use precision=fp32 or auto, or a GPU from Ampere "
-            "on."
+            f"precision=tf32, but {lack}: use precision=fp32 or auto, or a GPU from Ampere on."
         )
     if config.precision != "auto":
         return config.precision
@@ -84,13 +78,17 @@ def are_rounded(device: torch.device) -> list[str]:
 
     Only GPUs of compute capability 8.0 or more have TF32; for other devices the list is empty.
     """
-    if device.type == "cpu" or torch.cuda.get_device_capability(device) < (8, 0):
+    if not _has_tf32(device):
         return []
     rounded = {
         "convolutions": torch.backends.cudnn.allow_tf32,
         "products": torch.backends.cuda.matmul.allow_tf32,
     }
     return [name for name, is_rounded in rounded.items() if is_rounded]
+
+
+def _has_tf32(device: torch.device) -> bool:
+    return device.type != "cpu" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class LossScale:

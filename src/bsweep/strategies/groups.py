@@ -45,7 +45,6 @@ class Wire:
         """
         self.group, self.count = group, count
         self.rank, self.num_workers = group.rank(), group.size()
-        self._inbox = torch.empty(0)
 
     def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
         """Send the tensor `send` to worker `to` and receive `receive` from worker `source` at the
@@ -69,19 +68,6 @@ class Wire:
     def receive(self, tensor: Tensor, source: int) -> None:
         self.exchange(tensor[:0], source, tensor, source)
 
-    def inbox(self, like: Tensor) -> Tensor:
-        """Return a buffer in which a tensor of the size and type of `like` can be received.
-
-        A call uses the memory of an earlier call again if this is large enough.
-        """
-        if (
-            self._inbox.dtype != like.dtype
-            or self._inbox.device != like.device
-            or len(self._inbox) < len(like)
-        ):
-            self._inbox = torch.empty_like(like)
-        return self._inbox[: len(like)]
-
 
 def native(vector: Tensor, wire: Wire) -> None:
     """Sum `vector` over workers with the all-reduce of Gloo or NCCL.
@@ -103,7 +89,7 @@ def ring(vector: Tensor, wire: Wire) -> None:
     parts, right, left = vector.tensor_split(p), (rank + 1) % p, (rank - 1) % p
     for step in range(p - 1):
         mine, theirs = parts[(rank - step) % p], parts[(rank - step - 1) % p]
-        received = wire.inbox(theirs)
+        received = torch.empty_like(theirs)
         wire.exchange(mine, right, received, left)
         theirs.add_(received)
     for step in range(p - 1):
@@ -120,7 +106,7 @@ def tree(vector: Tensor, wire: Wire) -> None:
         if rank % (2 * distance) == distance:
             wire.send(vector, rank - distance)
         elif rank % (2 * distance) == 0 and rank + distance < p:
-            received = wire.inbox(vector)
+            received = torch.empty_like(vector)
             wire.receive(received, rank + distance)
             vector.add_(received)
     for distance in reversed(distances):

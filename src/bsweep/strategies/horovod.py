@@ -56,7 +56,6 @@ class Horovod(Summing, InBackward):
             return
         # A Horovod without NCCL copies GPU tensors to the host without waiting for the copy. So it
         # is given host tensors.
-        self._host = HostCopies()
         self._through_host = vector.gradients.is_cuda and not self._hvd.nccl_built()
         start = vector.parameters.cpu() if self._through_host else vector.parameters
         with self._worker_lost():
@@ -90,7 +89,7 @@ class Horovod(Summing, InBackward):
         self._finish(*self._start(tensor, f"codec.{tensor.numel()}.{tensor.dtype}"), tensor)
 
     def all_gather(self, payload: Tensor) -> list[Tensor]:
-        wire = self._host.copy(payload, "gather") if self._through_host else payload
+        wire = host_copy(payload) if self._through_host else payload
         others = self.num_workers - 1
         self.count(others * payload.nbytes, others * payload.nbytes, others)
         return list(self._gathered(wire).to(payload.device))
@@ -130,7 +129,7 @@ class Horovod(Summing, InBackward):
 
         Return the handle of this operation and the tensor that will hold the sum.
         """
-        wire = self._host.copy(tensor, name) if self._through_host else tensor
+        wire = host_copy(tensor) if self._through_host else tensor
         with self._worker_lost():
             handle: int = self._hvd.allreduce_async_(wire, op=self._operation, name=name)
         # Each worker sends (p - 1) / p of the vector in the reduce-scatter, and again in the
@@ -171,29 +170,16 @@ def _begin(hvd: Any, *, on_gpu: bool, local_workers: int) -> None:
         hvd.init()
 
 
-class HostCopies:
-    """Buffers in host memory, to which GPU tensors are copied if Horovod was built without NCCL.
+def host_copy(tensor: Tensor) -> Tensor:
+    """Return a copy of a GPU tensor in host memory, once the copy is complete.
 
-    The same buffers serve each step. They are pinned, so that the GPU copies to them without the
-    CPU.
+    A Horovod without NCCL takes it. The memory is pinned, so that the GPU copies to it without the CPU. torch keeps freed pinned
+    memory for the next step.
     """
-
-    def __init__(self) -> None:
-        self._copies: dict[tuple[str, torch.dtype, int], Tensor] = {}
-
-    def copy(self, tensor: Tensor, name: str) -> Tensor:
-        """Copy a tensor to a buffer in host memory, and return the buffer once the copy is
-        complete.
-
-        The memory is the same for tensors of the same name, type and size.
-        """
-        key = name, tensor.dtype, tensor.numel()
-        if key not in self._copies:
-            self._copies[key] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        copied = self._copies[key].copy_(tensor, non_blocking=True)
-        if tensor.is_cuda:
-            torch.cuda.current_stream(tensor.device).synchronize()
-        return copied
+    copied = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    copied.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return copied
 
 
 @dataclass

@@ -48,7 +48,11 @@ def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
 
 class ParameterServer(TorchStrategy, Rounds):
     card: ParameterServerConfig
-    _colocated: _ColocatedServer | None = None
+    _server: Server | None = None
+    """The server that runs in a thread of this worker's process, if there is one. Data between it
+    and this worker are copied, not sent.
+    """
+    _is_closing = False
     _connections: Sequence[_Connection] = ()
     _wait_seconds = 0.0
 
@@ -59,7 +63,11 @@ class ParameterServer(TorchStrategy, Rounds):
         # learning rate is divided by the number of workers.
         self.averages = not self.lockstep
         if self.card.colocated and self.rank < self.config.num_shards:
-            self._colocated = _ColocatedServer(self.config, self.place, self.paths)
+            others = [worker for worker in range(self.num_workers) if worker != self.rank]
+            self._server = Server(self.config, self.paths, self.rank, remote=others)
+            name = f"server {self.rank}"
+            self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            self._thread.start()
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         shards = sharding.shards(vector.slices, self.config.num_shards, self.card)
@@ -148,20 +156,19 @@ class ParameterServer(TorchStrategy, Rounds):
         )
 
     def close(self) -> None:
-        if self._colocated:
-            self._colocated.is_closing = True
+        self._is_closing = True
         for connection in self._connections:
             with suppress(WorkerLost):
                 connection.link.say_goodbye()
-        if self._colocated:
+        if self._server:
             # Do not wait for ever: if this worker failed, the others may be waiting for its end
             # instead of saying goodbye.
-            self._colocated.join(_GOODBYE_SECONDS)
+            self._thread.join(_GOODBYE_SECONDS)
         super().close()
 
     def _link(self, server: int) -> RemoteServer | LocalServer:
-        if self._colocated and server == self.rank:
-            return self._colocated.link
+        if self._server and server == self.rank:
+            return LocalServer(self.rank, self._server.inbox)
         return RemoteServer(server if self.card.colocated else self.num_workers + server)
 
     def _exchange(self, kind: Kind) -> None:
@@ -190,6 +197,21 @@ class ParameterServer(TorchStrategy, Rounds):
 
     def _meet(self) -> None:
         self.gather(torch.zeros(1, dtype=torch.float64))
+
+    def _serve(self) -> None:
+        """Run the server of this worker's process, in its thread."""
+        assert self._server
+        try:
+            with errors_reported(self.paths, self.place):
+                self._server.run()
+        except BaseException:
+            # This worker is ending anyway, perhaps with an error of its own.
+            if self._is_closing:
+                return
+            # The worker may be waiting for others that wait for this server: nothing else would end
+            # it.
+            traceback.print_exc()
+            os._exit(1)
 
 
 class _Connection:
@@ -248,32 +270,3 @@ class _Connection:
             target.copy_(source, non_blocking=True)
         if self._copied:
             self._copied.record(torch.cuda.current_stream(self._vector.parameters.device))
-
-
-class _ColocatedServer(threading.Thread):
-    """A parameter server in a thread of this worker's process.
-
-    Data between the server and this worker are copied, not sent.
-    """
-
-    def __init__(self, config: RunConfig, place: Place, paths: RunPaths) -> None:
-        super().__init__(name=f"server {place.rank}", daemon=True)
-        self._place, self._paths = place, paths
-        others = [worker for worker in range(config.num_workers) if worker != place.rank]
-        self._server = Server(config, paths, place.rank, remote=others)
-        self.link = LocalServer(place.rank, self._server.inbox)
-        self.is_closing = False
-        self.start()
-
-    def run(self) -> None:
-        try:
-            with errors_reported(self._paths, self._place):
-                self._server.run()
-        except BaseException:
-            # This worker is ending anyway, perhaps with an error of its own.
-            if self.is_closing:
-                return
-            # The worker may be waiting for others that wait for this server: nothing else would end
-            # it.
-            traceback.print_exc()
-            os._exit(1)
