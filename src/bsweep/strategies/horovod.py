@@ -173,8 +173,8 @@ def _begin(hvd: Any, *, on_gpu: bool, local_workers: int) -> None:
 def host_copy(tensor: Tensor) -> Tensor:
     """Return a copy of a GPU tensor in host memory, once the copy is complete.
 
-    A Horovod without NCCL takes it. The memory is pinned, so that the GPU copies to it without the CPU. torch keeps freed pinned
-    memory for the next step.
+    A Horovod without NCCL takes it. The memory is pinned, so that the GPU copies to it without the
+    CPU. torch keeps freed pinned memory for the next step.
     """
     copied = torch.empty_like(tensor, device="cpu", pin_memory=True)
     copied.copy_(tensor, non_blocking=True)

@@ -231,7 +231,8 @@ class PipeDream(Pipeline, Rounds):
     def traffic(self) -> Traffic:
         self._drain(self._finish)  # outside of training, when steps end before an epoch does
         versions, staleness = self._versions, self._updates_missed / max(1, self._num_batches)
-        numbers = [versions.most, versions.most_bytes, staleness]
+        stashed_bytes = versions.num_copies * self._vector.parameters.nbytes
+        numbers = [versions.most, stashed_bytes, staleness]
         every = self.gather(torch.tensor(numbers, dtype=torch.float64)).tolist()
         traffic = super().traffic()
         self._updates_missed = self._num_batches = 0
@@ -268,11 +269,6 @@ class Versions:
         """The most versions that were there at one time."""
         self.num_copies = 0
         """The most copies that were there at one time. The newest version may have one."""
-
-    @property
-    def most_bytes(self) -> int:
-        """The most memory of copies."""
-        return self.num_copies * self._vector.parameters.nbytes
 
     def keep(self, version: int) -> None:
         """Keep a version, which is there already or is the newest one."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -78,11 +77,9 @@ class Sharded(Split, InEachPass):
             self._num_elements += num_elements
             self._gathered_bytes += num_elements * (2 if is_rounded else tensor.element_size())
 
-    @contextmanager
-    def during_pass(self, *, is_last: bool) -> Iterator[None]:
+    def during_pass(self, *, is_last: bool) -> AbstractContextManager[None]:
         self._num_passes += 1
-        with super().during_pass(is_last=is_last):
-            yield
+        return super().during_pass(is_last=is_last)
 
     def step(self) -> None:
         num_bytes = self._num_passes * self._bytes_of_pass()
