@@ -50,19 +50,6 @@ class Arrivals:
     arrived: Tensor
 
 
-@dataclass
-class EpochSeconds:
-    """The seconds that workers have spent so far in an epoch on waiting, on exchanges and on the
-    codec.
-
-    See `Traffic`.
-    """
-
-    waits: Tensor  # (workers,)
-    exchange: float = 0.0
-    codec: float = 0.0
-
-
 class DiLoCo(Rounds):
     synchronised_now = True
 
@@ -71,6 +58,9 @@ class DiLoCo(Rounds):
     _train_seconds = 0.0
     _origin: float | None = None  # the zero of the run's times, on the first worker's clock
     _last_end = 0.0  # end of the last round, since the origin
+    # Seconds of the epoch so far, as `Traffic` has them.
+    _wait_seconds: Tensor  # (workers,)
+    _exchange_seconds = _codec_seconds = 0.0
 
     def connect(self) -> None:
         inner = self.card.in_probe
@@ -79,7 +69,7 @@ class DiLoCo(Rounds):
         )
         # of the workers' clocks
         self._offsets = torch.zeros(self.num_workers, dtype=torch.float64)
-        self._epoch_seconds = EpochSeconds(torch.zeros(self.num_workers, dtype=torch.float64))
+        self._wait_seconds = torch.zeros(self.num_workers, dtype=torch.float64)
         self._normalizes = self.card.weighting == "fednova" and not self.card.weights
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -134,15 +124,16 @@ class DiLoCo(Rounds):
         return self._exchange.gather(values)
 
     def traffic(self) -> Traffic:
-        seconds, waits = self._epoch_seconds, torch.zeros_like(self._epoch_seconds.waits)
-        self._epoch_seconds = EpochSeconds(waits)
-        return dataclasses.replace(
+        traffic = dataclasses.replace(
             self._exchange.traffic(),
-            exchange_seconds=seconds.exchange,
-            exposed_exchange_seconds=seconds.exchange,
-            codec_seconds=seconds.codec if self._exchange.has_codec else None,
-            worker_wait_seconds=tuple(seconds.waits.tolist()),
+            exchange_seconds=self._exchange_seconds,
+            exposed_exchange_seconds=self._exchange_seconds,
+            codec_seconds=self._codec_seconds if self._exchange.has_codec else None,
+            worker_wait_seconds=tuple(self._wait_seconds.tolist()),
         )
+        self._wait_seconds = torch.zeros_like(self._wait_seconds)
+        self._exchange_seconds = self._codec_seconds = 0.0
+        return traffic
 
     def state(self) -> dict[str, Any]:
         return {
@@ -151,7 +142,7 @@ class DiLoCo(Rounds):
             "round": self._round,
             "train_seconds": self._train_seconds,
             "last_end": self._last_end,
-            "of_epoch": dataclasses.asdict(self._epoch_seconds),
+            "of_epoch": (self._wait_seconds, self._exchange_seconds, self._codec_seconds),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -160,7 +151,7 @@ class DiLoCo(Rounds):
         self._outer_optimizer.load_state_dict(state["outer_optimizer"])
         self._round, self._train_seconds = state["round"], state["train_seconds"]
         self._last_end = state["last_end"]
-        self._epoch_seconds = EpochSeconds(**state["of_epoch"])
+        self._wait_seconds, self._exchange_seconds, self._codec_seconds = state["of_epoch"]
         self._look_at_the_clock()  # the run may have stopped after its last round
 
     def own_state(self) -> dict[str, Any]:
@@ -270,9 +261,9 @@ class DiLoCo(Rounds):
         start, end = float(began.min()) - self._origin, float(released.max()) - self._origin
         self._train_seconds += end - max(start, self._last_end)  # clocks are not exact
         self._last_end = end
-        self._epoch_seconds.waits += idle
-        self._epoch_seconds.exchange += float(travel.min())
-        self._epoch_seconds.codec += float(codec.mean())
+        self._wait_seconds += idle
+        self._exchange_seconds += float(travel.min())
+        self._codec_seconds += float(codec.mean())
         loss, _, num_labels = arrivals.sums.sum(dim=0).tolist()
         self.records.append(
             Round(

@@ -54,11 +54,10 @@ def train_round(
         cursor.
     """
     strategy, size = job.strategy, plan.round_size(shares)
-    round_batch, coming = (
-        plan.step_indices(order, start, size) for start in (cursor.position, cursor.position + size)
-    )
+    round_batch = plan.step_indices(order, cursor.position, size)
+    next_batch = plan.step_indices(order, cursor.position + size, size)
     steps = plan.local_steps(round_batch, strategy.replica, shares)
-    expected = [*steps, *plan.local_steps(coming, strategy.replica, shares)]
+    expected = [*steps, *plan.local_steps(next_batch, strategy.replica, shares)]
     cursor.global_batch = plan.global_batch(shares)
     if isinstance(strategy, Rounds):
         strategy.begin_round(tuple(shares))
