@@ -166,16 +166,20 @@ def set_up(
     user_code.load_saved(config, paths.own)
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
     run_config, config = config, replace(config, strategy=in_place or config.strategy)
-    strategy, gpus = strategies.build(config, place, paths), num_gpus(config.device)
-    peers_check.refuse_missing_gpus(
-        strategy.gather_json(peers_check.gpu_facts(place, gpus)), config.device
-    )
+    gpus = num_gpus(config.device)
+    strategy = strategies.build(config, place, paths)
+    gpu_facts = peers_check.gpu_facts(place, gpus)
+    peers_check.refuse_missing_gpus(strategy.gather_json(gpu_facts), config.device)
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
     run_precision = precision.choose(run_config, device)
     precision.round_products(run_precision)
     workers = strategy.gather_json(
-        {**peers_check.equipment(device, run_precision), **peers_check.data_facts(dataset)}
+        {
+            **gpu_facts,
+            **peers_check.equipment(device, run_precision),
+            **peers_check.data_facts(dataset),
+        }
     )
     peers_check.refuse_unequal(workers)
     model, inputs, parts = _model_and_inputs(config, run_precision, strategy, dataset, device)
@@ -346,12 +350,15 @@ def _warnings_of_threads(job: Job) -> list[Event]:
 
 def enter(work: Work) -> NoReturn:
     """Run a process that a launcher started: read the team's folder from the command line, do the
-    process's work for one point after another until the launcher has no more, and exit.
+    process's work for one point after another until the launcher has no more, and exit with code 0.
 
-    For each point, the process is a parameter server, or a worker that does `work`.
+    For each point, the process is a parameter server, or a worker that does `work`. If that fails,
+    the process prints the error and exits at once with code 1, because Python's clean-up at exit
+    may wait for other workers. The process also ends with its launcher: a torchrun that is killed
+    leaves its processes behind, which would train on after the run's end is on record.
     """
-
-    def take_part_in_all() -> None:
+    end_with_launcher()
+    try:
         # Imported objects stay for good. Scanning them at each collection would take longer than
         # starting a point.
         gc.freeze()
@@ -362,20 +369,6 @@ def enter(work: Work) -> NoReturn:
                 file.write(UNFIT if graph_capture.broken_capture() else FIT)
             user_code.forget()
             memory.give_back_garbage()
-
-    work_and_leave(take_part_in_all)
-
-
-def work_and_leave(work: Callable[[], object]) -> NoReturn:
-    """Call `work`, then end this process with exit code 0, or with 1 if `work` raised an error.
-
-    If the work fails, the process prints the error and exits at once, because Python's clean-up at
-    exit may wait for other workers. The process also ends with its launcher: a torchrun that is
-    killed leaves its processes behind, which would train on after the run's end is on record.
-    """
-    end_with_launcher()
-    try:
-        work()
     except BaseException:
         traceback.print_exc()
         _leave(1)
@@ -385,7 +378,7 @@ def work_and_leave(work: Callable[[], object]) -> NoReturn:
 
 def take_part(paths: RunPaths, work: Work) -> Place:
     """Run this process as a parameter server or a worker of a run, then return its rank in the run
-    and on its host.
+    and on its host. What the launcher wrote into the run's folder is not checked again.
     """
     config = read_config(paths.config)
     place = Place.from_environment(config.num_server_processes)
@@ -416,10 +409,5 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def main() -> NoReturn:
-    """Run `python -m bsweep.train.worker TEAM_FOLDER`."""
-    enter(train)
-
-
 if __name__ == "__main__":
-    main()
+    enter(train)
