@@ -26,6 +26,8 @@ from bsweep.study.sweep import Sweep
 
 logger = terminal.logger(__name__)
 
+_REPORT = "--report"
+
 
 def run(arguments: Sequence[str]) -> int:
     """Train the points that the command line describes, and return the exit code."""
@@ -48,13 +50,13 @@ def led(lead: Callable[[], int]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    typed = _read(arguments)
+    typed = words.read([argument for argument in arguments if argument != _REPORT])
     if typed.flags.help:
         print(run_help.text(typed), end="")
         return 0
     if typed.only_show:
         return hydra_grid.answer_flags("bsweep run", typed)
-    return _train(Sweep(_points(typed), arguments), arguments)
+    return _train(Sweep(_points(typed), arguments), _REPORT in arguments)
 
 
 def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repeats: bool) -> int:
@@ -85,10 +87,16 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
         os.chdir(command.folder)
         logger.info(f"bsweep run {shlex.join(command.arguments)}")
         try:
-            sweep = _sweep_again(command, study_dir, recorded, frozenset(missing), repeats)
-            code = max(code, _train(sweep, command.arguments))
+            typed = words.read([word for word in command.arguments if word != _REPORT])
+            points = [
+                config
+                for config in _points(typed)
+                if config.study_dir.resolve() == study_dir and config.run_id in recorded
+            ]
+            sweep = Sweep(points, None, missing, repeats)
+            code = max(code, _train(sweep, _REPORT in command.arguments))
             missing -= sweep.run_ids
-        except (ConfigError, OSError) as error:
+        except (ValueError, OSError) as error:
             logger.error(f"bsweep: {error}")
             code = BAD_CONFIG
             missing -= recorded
@@ -101,50 +109,16 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
     return max(code, 1) if missing else code
 
 
-def _sweep_again(
-    command: Command, study_dir: Path, recorded: Set[str], missing: Set[str], repeats: bool
-) -> Sweep:
-    """Return the sweep of a recorded command that is run again: of those points that the study has
-    recorded for it, it trains the missing ones.
-
-    If `repeats` is True, earlier results of these points are set aside.
-    """
-    points = [
-        config
-        for config in _points(_read(command.arguments))
-        if config.study_dir.resolve() == study_dir and config.run_id in recorded
-    ]
-    return Sweep(points, None, lambda config: config.run_id in missing, repeats)
-
-
-def _read(arguments: Sequence[str]) -> words.Words:
-    return words.read([argument for argument in arguments if argument != "--report"])
-
-
 def _points(typed: words.Words) -> list[RunConfig]:
     sys.argv = ["bsweep run", *typed.arranged]  # the runs' records hold this command
     return hydra_grid.composed(typed)
 
 
-def _train(sweep: Sweep, arguments: Sequence[str]) -> int:
-    """Train the points of a sweep, write the reports that its command asks for, and return the exit
-    code.
+def _train(sweep: Sweep, wants_report: bool) -> int:
+    """Train the points of a sweep, print the workers' idle times if a study compares allocations,
+    write reports if the user wants them, and return the exit code.
     """
-    try:
-        statuses = sweep.run()
-    except ValueError as error:
-        if not isinstance(error, ConfigError):  # not to be taken for what the user can mend
-            raise RuntimeError("a sweep failed") from error
-        raise
-    code = 0 if all(status == "completed" for status in statuses) else 1
-    return max(code, _tell(sweep, "--report" in arguments))
-
-
-def _tell(sweep: Sweep, wants_report: bool) -> int:
-    """Print the workers' idle times if a study compares allocations, write reports if the user
-    wants them, and return the exit code.
-    """
-    code = 0
+    code = 0 if all(status == "completed" for status in sweep.run()) else 1
     for study_dir, configs in sorted(sweep.studies.items()):
         if len({config.allocation.name for config in configs}) > 1:
             _print_idle_seconds(study_dir)

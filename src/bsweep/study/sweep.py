@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 import traceback
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Sweep:
     Args:
         configs: All points of the command.
         typed: The command's arguments, which its studies keep; None if they have kept them already.
-        is_wanted: Tells whether a point is to be run; all are by default.
+        wanted: The ids of the points to run; None for all.
         repeats: If True, earlier runs of the points are moved to `.previous` first.
 
     Raises:
@@ -52,13 +52,17 @@ class Sweep:
         self,
         configs: Sequence[RunConfig],
         typed: Sequence[str] | None,
-        is_wanted: Callable[[RunConfig], bool] = lambda config: True,
+        wanted: Set[str] | None = None,
         repeats: bool = False,
     ) -> None:
         self._typed, self._repeats = typed, repeats
         self._doubts = checks.check_all(configs)
         # By their folders: a point that is given twice is run once.
-        self._points = {paths_of(config).folder: config for config in configs if is_wanted(config)}
+        self._points = {
+            paths_of(config).folder: config
+            for config in configs
+            if wanted is None or config.run_id in wanted
+        }
         self.run_ids: Set[str] = {folder.name for folder in self._points}
         self.studies: dict[Path, list[RunConfig]] = {folder.parent: [] for folder in self._points}
         """The points of the command in each study folder, for studies in which at least one point
@@ -67,16 +71,20 @@ class Sweep:
         for config in configs:
             if config.study_dir in self.studies:
                 self.studies[config.study_dir].append(config)
-        try:
-            results = {folder: result_of(config) for folder, config in self._points.items()}
-        except Newer as error:
-            raise ConfigError(str(error)) from None
-        self._results = {folder: end for folder, end in results.items() if end and not repeats}
+        self._results: dict[Path, str] = {}
+        for folder, config in self._points.items():
+            if (result := result_of(config)) and not repeats:
+                self._results[folder] = result
         self._left = [c for folder, c in self._points.items() if folder not in self._results]
         if unready := hosts_check.problems(self._left):
             raise ConfigError(*unready)
         self._progress = Progress(len(self._points))
         self._pool = ProcessPool()
+        self._launch: Launch = functools.partial(launch.launch, pool=self._pool)
+        if inside_horovodrun():
+            from bsweep.launch import warm  # imports Horovod and torch
+
+            self._launch = warm.launch
 
     def run(self) -> list[str]:
         """Run the chosen points, and return the status of each.
@@ -94,7 +102,7 @@ class Sweep:
             for folder, result in self._results.items():
                 config = self._points[folder]
                 self._progress.skip(config, why_skipped(config, result))
-            statuses = {**self._results, **self._run_all(self._left)}
+            statuses = {**self._results, **self._run_all()}
             while others := [folder for folder, end in statuses.items() if end == "running"]:
                 time.sleep(_WAIT_SECONDS)
                 for folder in others:
@@ -118,25 +126,25 @@ class Sweep:
                 f"results_dir={points[0].results_dir} study={points[0].study}: {why}."
             ) from None
 
-    def _run_all(self, configs: Sequence[RunConfig]) -> dict[Path, str]:
-        """Run points at the same time if `launch.parallel` asks for it, otherwise in turn, and
-        return the status of each by its folder.
+    def _run_all(self) -> dict[Path, str]:
+        """Run the points without a result at the same time if `launch.parallel` asks for it,
+        otherwise in turn, and return the status of each by its folder.
         """
-        why_in_turn = parallel.why_in_turn(configs)
+        why_in_turn = parallel.why_in_turn(self._left)
         if why_in_turn is None:
             num_done = self._progress.num_done
 
             def run_beside(index: int, launch_point: Launch) -> str:
                 self._progress.be_beside(num_done + index)
-                return self._run(configs[index], launch_point)
+                return self._run(self._left[index], launch_point)
 
-            statuses = parallel.run_at_once(configs, run_beside)
-            folders = (paths_of(config).folder for config in configs)
+            statuses = parallel.run_at_once(self._left, run_beside)
+            folders = (paths_of(config).folder for config in self._left)
             return dict(zip(folders, statuses, strict=True))
         if why_in_turn:
             self._progress.say(why_in_turn)
-        ordered = self._pool.ordered(configs)
-        return {paths_of(config).folder: self._run(config) for config in ordered}
+        ordered = self._pool.ordered(self._left)
+        return {paths_of(config).folder: self._run(config, self._launch) for config in ordered}
 
     def _run_after_others(self, config: RunConfig) -> str:
         """Return the status of a point that another process ran; run the point if it has ended
@@ -146,19 +154,14 @@ class Sweep:
             return "running"
         status = states.state_of_run(paths_of(config).folder).status
         if status not in (*states.RESULTS, *states.FAILURES):
-            return self._run(config)
+            return self._run(config, self._launch)
         self._progress.skip(config, f"{status}, because another process has run it")
         return status
 
-    def _run(self, config: RunConfig, launch_point: Launch | None = None) -> str:
+    def _run(self, config: RunConfig, launch_point: Launch) -> str:
         """Run a point and return its status, also if it cannot be run: `interrupted` if a disk is
         full, else `failed`.
         """
-        if inside_horovodrun():
-            from bsweep.launch import warm  # imports Horovod and torch
-
-            launch_point = warm.launch
-        launch_point = launch_point or functools.partial(launch.launch, pool=self._pool)
         try:
             doubts = self._doubts[paths_of(config).folder]
             return run_point(config, doubts, self._progress, launch_point)
