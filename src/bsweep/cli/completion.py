@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from bsweep.cli.commands import COMMANDS
 from bsweep.compose import hydra_grid, words
@@ -33,24 +33,13 @@ def run(arguments: Sequence[str]) -> int:
         # are unknown to Hydra.
         typed = [word for word in others[:-1] if word and not word.startswith("-")]
         os.environ["COMP_LINE"] = " ".join(["bsweep", "-m", *typed, others[-1]])
-        print(_quietly(lambda: _ask_hydra(arguments)), end="")
+        out, nowhere = io.StringIO(), io.StringIO()
+        with contextlib.suppress(Exception):  # after a failure no message could be shown
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(nowhere):
+                _ask_hydra(arguments)
+            print(out.getvalue(), end="")
     return 0  # the other commands take a study's folder, which the shell itself completes
 
 
 def _ask_hydra(arguments: Sequence[str]) -> int:
     return hydra_grid.answer_flags("bsweep", words.read(["-sc", *arguments]))
-
-
-def _quietly(query: Callable[[], int]) -> str:
-    """Return the text that a completion query prints; return an empty text if the query fails.
-
-    After a failure no message could be shown.
-    """
-    out = io.StringIO()
-    with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(io.StringIO()),
-        contextlib.suppress(Exception),
-    ):
-        return out.getvalue() if query() == 0 else ""
-    return ""

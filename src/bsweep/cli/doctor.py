@@ -39,31 +39,17 @@ def run(arguments: Sequence[str]) -> int:
     if not isinstance(config.launch, ProcessesConfig):
         raise ConfigError(f"launch={config.launch.name} starts no processes: leave launch out.")
     check_hosts(config)
-    findings = examine(config)
-    print(json.dumps(findings, indent=2) if options.json else _as_text(findings))
-    return 1 if findings["to_mend"] else 0
-
-
-def examine(config: RunConfig) -> dict[str, Any]:
-    """Return what `bsweep doctor` finds out about the hosts of a point: facts and problems.
-
-    Returns:
-        `machines`: the facts of each machine, by name. `to_mend`: a line for each problem.
-    """
-    launch = config.launch
-    assert isinstance(launch, ProcessesConfig), launch
-    slots = slots_by_host(launch.named_hosts)
+    slots = slots_by_host(config.launch.named_hosts)
     answers = hosts_check.ask_all(config, slots, is_thorough=True)
     machines = {
         host or "this machine": {**facts, "slots": slots.get(host)}
         for host, facts in answers.items()
         if host or not any(map(ssh.is_here, slots))
     }
-    to_mend = [
-        *hosts_check.host_problems(config, slots, answers),
-        *_to_mend(config, machines),
-    ]
-    return {"machines": machines, "to_mend": list(dict.fromkeys(to_mend))}
+    problems = [*hosts_check.host_problems(config, slots, answers), *_to_mend(config, machines)]
+    findings = {"machines": machines, "to_mend": list(dict.fromkeys(problems))}
+    print(json.dumps(findings, indent=2) if options.json else _as_text(findings))
+    return 1 if problems else 0
 
 
 def _to_mend(config: RunConfig, machines: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -42,11 +42,9 @@ def main() -> NoReturn:
     The process exits with 0, 1 (points did not complete, or the command found a problem), 2
     (invalid input) or 130 (interrupted).
     """
-    for number in signals.STOPPING:
-        # Leave ignored signals ignored: shells make background jobs ignore SIGINT, and nohup makes
-        # them ignore SIGHUP.
-        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, terminal.interrupt)
+    signal.signal(signal.SIGTERM, terminal.interrupt)  # `bsweep stop` needs it, even if ignored
+    # Others may be ignored: SIGINT by a shell's job in the background, SIGHUP by nohup.
+    signals.handle(terminal.interrupt)
     sys.unraisablehook = terminal.interrupt_again
     terminal.set_up_logging()
     if sys.flags.optimize:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from bsweep.config.card import load_object
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
+from bsweep.runlog import reading
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import last_record
 from bsweep.runlog.records import Status
 
 if TYPE_CHECKING:
@@ -78,8 +78,10 @@ def recorded(paths: RunPaths) -> Outcome | None:
     """Return how a run ended (completed, diverged or interrupted), as its workers recorded it;
     return None if the last record is not such a record.
     """
-    record = last_record(paths.metrics)
-    if record is None or record["type"] != "end":
+    content = reading.content_of(paths.metrics) or b""
+    line = content.rpartition(b"\n")[0].rpartition(b"\n")[2]  # the last whole one
+    record = reading.checked(line, str(paths.metrics)) if line else {}
+    if record.get("type") != "end":
         return None
     return Outcome(record["status"], record["message"])
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -72,8 +72,18 @@ class Team:
         words = [request.entry, str(self._paths.folder)]
         to_start = launcher.commands(request, words, self._paths.lifeline)
         try:
-            with _interrupts_held():
-                self.commands.extend(_start(to_start, env, self.console))
+            with _interrupts_held(), self.console.open("wb") as output:
+                for command in to_start:
+                    process = subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env=env,
+                        start_new_session=True,  # the parent alone gets Ctrl-C, and ends workers
+                        preexec_fn=signals.end_with_parent,
+                    )
+                    self.commands.append(process)
         except BaseException:
             self.end()
             raise
@@ -216,19 +226,3 @@ def _interrupts_held() -> Iterator[None]:
         yield
     if held:
         raise KeyboardInterrupt
-
-
-def _start(
-    commands: Iterable[Sequence[str]], env: Mapping[str, str], console: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    with console.open("wb") as output:
-        for command in commands:
-            yield subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=env,
-                start_new_session=True,  # only the parent gets Ctrl-C; it ends the workers in order
-                preexec_fn=signals.end_with_parent,
-            )

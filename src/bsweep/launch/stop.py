@@ -127,28 +127,3 @@ class Stopping:
         self._asked_at = _LONG_AGO
         self._say(f"ending at once{reason}")
         raise KeyboardInterrupt
-
-
-def seconds_before_retry(number: int) -> int:
-    """Return how many seconds a sweep waits before the first, second or later retry of a failed
-    point.
-
-    The waits grow to a minute, so that ten retries leave a host five minutes to reboot.
-
-    Args:
-        number: 1 for the first retry.
-    """
-    return min(60, 1 << (number - 1))
-
-
-def leave_it_to_first_worker() -> None:
-    """Make this process ignore the first signal to stop, because rank 0 also receives the signal
-    and decides for all ranks when to stop.
-
-    The second signal raises KeyboardInterrupt.
-    """
-
-    def ignore_once(number: int, frame: FrameType | None) -> None:
-        signals.handle(signal.default_int_handler)
-
-    signals.handle(ignore_once)

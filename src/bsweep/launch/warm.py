@@ -12,6 +12,7 @@ too, and all ranks must agree on how a point ended, so they need an exchange aft
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -24,9 +25,9 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import HorovodConfig
-from bsweep.core import memory
+from bsweep.core import memory, signals
 from bsweep.core.ranks import Place
-from bsweep.launch import inline, stop
+from bsweep.launch import inline
 from bsweep.launch.horovodrun_command import listen_only_at
 from bsweep.launch.launcher import Outcome, recorded
 from bsweep.runlog.checkpoint_files import is_stop_requested
@@ -59,7 +60,9 @@ class WarmRank:
         hvd.init()
         self.agree_where_to_meet()
         if hvd.rank():
-            stop.leave_it_to_first_worker()
+            # Rank 0 also gets the first signal to stop, and decides for all ranks; the second one
+            # raises KeyboardInterrupt.
+            signals.handle(lambda *_: signals.handle(signal.default_int_handler))
             code = self._follow()
         else:
             code = self._lead(lead)

@@ -230,17 +230,6 @@ def records_in(
     return tuple(records), warning
 
 
-def last_record(path: Path) -> dict[str, Any] | None:
-    """Return the last whole record of a `metrics.jsonl`, or None if there is none.
-
-    Raises:
-        Damaged: If the record is not valid; others are not looked at.
-        Newer: If a newer bsweep wrote it.
-    """
-    line = (content_of(path) or b"").rpartition(b"\n")[0].rpartition(b"\n")[2]
-    return checked(line, str(path)) if line else None
-
-
 def starts(metrics: Path) -> list[dict[str, Any]]:
     """Return the `start` records that a run wrote itself. Records that a run copied from the run
     that it continues do not count.

@@ -17,7 +17,7 @@ from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.launch import Outcome, hosts_check
-from bsweep.launch.stop import Stopping, seconds_before_retry
+from bsweep.launch.stop import Stopping
 from bsweep.runlog import reading
 from bsweep.runlog.checkpoint_files import (
     Checkpoint,
@@ -100,7 +100,7 @@ def run_point(
             if not outcome.can_be_retried or number > config.launch.num_retries:
                 break
             retry = f"retry {number} of {config.launch.num_retries}"
-            seconds = seconds_before_retry(number)
+            seconds = min(60, 1 << (number - 1))  # ten retries leave a host 5 minutes to reboot
             progress.note(f"{retry} in {seconds} s")
             time.sleep(seconds)
             while claims.has_workers(paths.folder):  # a host may end its workers late
