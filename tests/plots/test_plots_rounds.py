@@ -13,8 +13,7 @@ import pytest
 import bsweep
 from bsweep import analysis, plots
 from bsweep.plots.curves import COLORS, looks
-from bsweep.runlog.measured import NoiseScale
-from bsweep.runlog.records import BatchChanged, Record, Step
+from bsweep.runlog.records import BatchChanged, NoiseScale, Record, Step
 from tests.plots.test_plots import legend_texts
 from tests.support.synthetic_study import ALLOCATIONS, META, diloco, write_run
 

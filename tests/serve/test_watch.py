@@ -28,7 +28,7 @@ from bsweep.cli import main
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
-from bsweep.runlog.measured import Evaluation
+from bsweep.runlog.records import Evaluation
 from bsweep.study.claims import claim_of_run
 from tests.support.running import popen
 from tests.support.synthetic_study import META, write_run, write_study

@@ -21,9 +21,8 @@ from bsweep.numerics.noise_scale import DECAY
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
 from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunLog, RunPaths
-from bsweep.runlog.measured import Evaluation, NoiseScale
 from bsweep.runlog.reading import read_records
-from bsweep.runlog.records import Event, Record, Status, Step
+from bsweep.runlog.records import Evaluation, Event, NoiseScale, Record, Status, Step
 from bsweep.runlog.shared_clock import file_system_time
 from bsweep.runlog.taken import Taken, read_taken
 

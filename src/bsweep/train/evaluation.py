@@ -11,8 +11,7 @@ from bsweep.core import memory
 from bsweep.data import plan
 from bsweep.data.dataset import Part
 from bsweep.numerics.restoring import restoring
-from bsweep.runlog.measured import Evaluation
-from bsweep.runlog.records import Event
+from bsweep.runlog.records import Evaluation, Event
 from bsweep.strategies import Staged
 from bsweep.train.cursor import Cursor, Scores
 from bsweep.train.job import Job

@@ -22,7 +22,7 @@ from bsweep.config.run import RunConfig
 from bsweep.data.plan import Share, round_size
 from bsweep.numerics.noise_scale import Average, GradientNoise, of_parts, squared_norm
 from bsweep.numerics.vector import Vector
-from bsweep.runlog.measured import NoiseScale
+from bsweep.runlog.records import NoiseScale
 from bsweep.strategies import InBackward, Strategy
 from bsweep.train.cursor import Cursor
 
