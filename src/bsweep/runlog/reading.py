@@ -64,13 +64,11 @@ class Run:
     warnings: tuple[str, ...] = ()
 
 
-def read_run(folder: Path, with_steps: bool | None = True) -> Run:
+def read_run(folder: Path) -> Run:
     """Read a run's folder and return its records, its summary and the facts about its start.
 
-    Args:
-        folder: The run's folder.
-        with_steps: False to leave out the `step` records, which are often the most; None to leave
-            them out unless the run's batch size changed, as tables need them only then.
+    The `step` records, which are often the most, are left out unless the run's batch size changed,
+    as tables need them only then.
 
     Raises:
         Damaged: If `metrics.jsonl`, `summary.json` or `meta.json` is damaged, or if the first two
@@ -80,8 +78,8 @@ def read_run(folder: Path, with_steps: bool | None = True) -> Run:
     paths = RunPaths(folder)
     summary = read_summary(paths)
     crc32 = (summary or {}).get("metrics_crc32")
-    records, warning = read_records(paths.metrics, with_steps or False, crc32)
-    if with_steps is None and changes_batch(records):
+    records, warning = read_records(paths.metrics, with_steps=False, crc32=crc32)
+    if changes_batch(records):
         records, warning = read_records(paths.metrics, crc32=crc32)
     if summary and summary["epochs"] != (num_epochs := len(numbered(records, "epoch"))):
         raise Damaged(

@@ -145,7 +145,7 @@ def damage_of_records(paths: RunPaths, summary: Mapping[str, Any] | None) -> str
         sums = _sums(str(paths.metrics), status.st_mtime_ns, status.st_size)
     if summary is None or (summary.get("metrics_crc32"), summary["epochs"]) != sums:
         try:
-            read_run(paths.folder, with_steps=None)
+            read_run(paths.folder)
         except Damaged as error:
             return str(error)
     return ""

@@ -8,10 +8,11 @@ import itertools
 import shutil
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bsweep.config import user_code
 from bsweep.config.run import RunConfig
@@ -247,8 +248,7 @@ def read_earlier(paths: RunPaths) -> Earlier:
 
 def prepare(config: RunConfig, paths: RunPaths, earlier: Earlier) -> Earlier:
     """Prepare a run's folder for resuming from a checkpoint, or for a new beginning, and write the
-    files that workers and launchers read from it: the configuration, the user's own code and facts
-    about the launch.
+    files that workers and launchers read from it, see `write_inputs`.
 
     What was written after the checkpoint is removed, and the log files are moved to the study's
     folder `.previous`. Before a new beginning, all files are moved there.
@@ -272,19 +272,26 @@ def prepare(config: RunConfig, paths: RunPaths, earlier: Earlier) -> Earlier:
             beside_others=config.resume_from is not None and branching.begin(config, paths),
             damage=f"{earlier.damage}: {note}" if earlier.damage else "",
         )
-    save_config(config, paths.config)
-    user_code.save(config, paths.own)
-    config.program.keep(paths.own)
     facts = {
-        "launched_at": file_system_time(paths.folder),
         "wall_seconds_before": earlier.wall_seconds,
         **({"beside_others": True} if earlier.beside_others else {}),
         "hosts": config.launch.named_hosts,
+        **provenance(),
     }
-    write_json(paths.meta, {**facts, **provenance()})
+    write_inputs(config, paths, facts)
+    return earlier
+
+
+def write_inputs(config: RunConfig, paths: RunPaths, facts: Mapping[str, Any]) -> None:
+    """Write the files that workers and launchers read from a run's folder: the configuration, the
+    user's own code, and `meta.json` with the time of the launch and the given facts.
+    """
+    save_config(config, paths.config)
+    user_code.save(config, paths.own)
+    config.program.keep(paths.own)
+    write_json(paths.meta, {"launched_at": file_system_time(paths.folder), **facts})
     paths.metrics.touch()  # launchers watch it
     paths.stop.write_bytes(b"")
-    return earlier
 
 
 def set_aside(config: RunConfig) -> None:

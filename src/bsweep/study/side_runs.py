@@ -12,18 +12,15 @@ from dataclasses import dataclass, replace
 
 from bsweep import data, launch
 from bsweep.allocation import probes
-from bsweep.config import user_code
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
-from bsweep.config.saved import save_config
 from bsweep.core.following import GrowingFile
 from bsweep.launch import Outcome, hosts_check
 from bsweep.launch.launcher import Entry
 from bsweep.runlog import profile_file
-from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import numbered, read_json, read_records
-from bsweep.runlog.shared_clock import file_system_time
-from bsweep.study.run_point import paths_of
+from bsweep.study.run_point import paths_of, write_inputs
 
 TRIED_STEPS = 10
 
@@ -144,10 +141,7 @@ def _launch_beside(
     """
     shutil.rmtree(paths.folder, ignore_errors=True)
     paths.folder.mkdir(parents=True)
-    save_config(config, paths.config)
-    user_code.save(config, paths.own)
-    write_json(paths.meta, {"launched_at": file_system_time(paths.folder)})
-    paths.metrics.touch()
+    write_inputs(config, paths, {})
     outputs = [GrowingFile(paths.rank_logs(rank) / "stdout") for rank in range(config.num_workers)]
 
     def show() -> None:

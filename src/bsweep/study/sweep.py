@@ -102,7 +102,16 @@ class Sweep:
             for folder, result in self._results.items():
                 config = self._points[folder]
                 self._progress.skip(config, why_skipped(config, result))
-            statuses = {**self._results, **self._run_all()}
+            statuses = dict(self._results)
+            why_in_turn = parallel.why_in_turn(self._left)
+            if why_in_turn is None:
+                folders = [paths_of(config).folder for config in self._left]
+                statuses |= zip(folders, self._run_at_once(), strict=True)
+            else:
+                if why_in_turn:
+                    self._progress.say(why_in_turn)
+                for config in self._pool.ordered(self._left):
+                    statuses[paths_of(config).folder] = self._run(config, self._launch)
             while others := [folder for folder, end in statuses.items() if end == "running"]:
                 time.sleep(_WAIT_SECONDS)
                 for folder in others:
@@ -126,25 +135,15 @@ class Sweep:
                 f"results_dir={points[0].results_dir} study={points[0].study}: {why}."
             ) from None
 
-    def _run_all(self) -> dict[Path, str]:
-        """Run the points without a result at the same time if `launch.parallel` asks for it,
-        otherwise in turn, and return the status of each by its folder.
-        """
-        why_in_turn = parallel.why_in_turn(self._left)
-        if why_in_turn is None:
-            num_done = self._progress.num_done
+    def _run_at_once(self) -> list[str]:
+        """Run the points without a result, several at the same time, and return their statuses."""
+        num_done = self._progress.num_done
 
-            def run_beside(index: int, launch_point: Launch) -> str:
-                self._progress.be_beside(num_done + index)
-                return self._run(self._left[index], launch_point)
+        def run_beside(index: int, launch_point: Launch) -> str:
+            self._progress.be_beside(num_done + index)
+            return self._run(self._left[index], launch_point)
 
-            statuses = parallel.run_at_once(self._left, run_beside)
-            folders = (paths_of(config).folder for config in self._left)
-            return dict(zip(folders, statuses, strict=True))
-        if why_in_turn:
-            self._progress.say(why_in_turn)
-        ordered = self._pool.ordered(self._left)
-        return {paths_of(config).folder: self._run(config, self._launch) for config in ordered}
+        return parallel.run_at_once(self._left, run_beside)
 
     def _run_after_others(self, config: RunConfig) -> str:
         """Return the status of a point that another process ran; run the point if it has ended

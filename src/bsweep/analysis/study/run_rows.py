@@ -72,7 +72,7 @@ def rows_of(run_folder: Path) -> dict[str, Rows]:
         Damaged: If the records are damaged, or nothing says how the run was configured.
         Newer: If a newer bsweep wrote them.
     """
-    run = read_run(run_folder, with_steps=None)
+    run = read_run(run_folder)
     records: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in run.records:
         records[record["type"]].append(record)
