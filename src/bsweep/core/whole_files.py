@@ -54,20 +54,16 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def space_for(path: Path, otherwise: str = _OTHER_RESULTS) -> Iterator[None]:
+def space_for(path: Path) -> Iterator[None]:
     """Replace the error that a full disk causes inside the `with` block by an OSError that names
-    `path` and says what to do.
-
-    Args:
-        path: What is written.
-        otherwise: What to do if no space can be freed.
+    `path`, to which is written there, and says what to do.
     """
     try:
         yield
     except OSError as error:
         if not is_full(error):
             raise
-        raise OSError(error.errno, no_space(path, otherwise)) from None
+        raise OSError(error.errno, no_space(path, _OTHER_RESULTS)) from None
 
 
 def no_space(path: Path, otherwise: str) -> str:
@@ -84,11 +80,11 @@ def why_full(folder: Path, otherwise: str) -> str:
         otherwise: What to do if no space can be freed.
     """
     try:
-        with space_for(folder, otherwise), tempfile.TemporaryFile(dir=folder) as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_FEW_LINES))
             file.flush()
     except OSError as error:
-        return str(error.strerror) if is_full(error) else ""
+        return no_space(folder, otherwise) if is_full(error) else ""
     return ""
 
 
