@@ -1,8 +1,8 @@
 """The setting `launch.parallel`, by which several points run at the same time on one machine.
 
-Child processes of the sweep run them, each child one point after another. Each point gets cores of
-its own and, if it trains on GPUs, GPUs of its own. The next point to begin is the first one in the
-grid that fits into the free GPUs and cores.
+Child processes of the sweep run them, one each. Each point gets cores of its own and, if it trains
+on GPUs, GPUs of its own. The next point to begin is the first one in the grid that fits into the
+free GPUs and cores.
 """
 
 from __future__ import annotations
@@ -80,18 +80,15 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
     most = min(_most_at_once(configs), len(machine.cores))
     received, num_passed = list[int](), 0  # the signals that came
     waiting, statuses = list(range(len(configs))), dict[int, str]()
-    running: dict[_Child, tuple[int, Resources]] = {}
-    idle: list[_Child] = []
+    running, ended = list[_Child](), list[_Child]()
     with signals.handled(lambda number, _: received.append(number)):
         while (waiting and not received) or running:
-            free = machine.without(taken for _, taken in running.values())
-            idle = [child for child in idle if child.process.is_alive()]
+            free = machine.without(child.taken for child in running)
             for index in list(waiting):
                 taken = free.first(amounts[index])
                 if taken and not received and len(running) < most:
-                    child = idle.pop() if idle else _Child(run_point, received)
-                    child.begin(index, taken)
-                    running[child], free = (index, taken), free.without([taken])
+                    running.append(_Child(run_point, index, taken, received))
+                    free = free.without([taken])
                     waiting.remove(index)
                     for neighbor in running if len(running) > 1 else ():
                         neighbor.has_company.set()
@@ -101,15 +98,12 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
             num_passed = len(received)
             ready = wait([child.connection for child in running], _POLL_SECONDS)
             for child in [child for child in running if child.connection in ready]:
-                index, _ = running.pop(child)
-                statuses[index] = child.status()
-                if statuses[index] == "stopped" and not received:
+                running.remove(child)
+                ended.append(child)
+                statuses[child.index] = child.status()
+                if statuses[child.index] == "stopped" and not received:
                     received.append(signal.SIGTERM)  # somebody asked only this point to stop
-                if child.process.is_alive():
-                    idle.append(child)
-    for child in idle:
-        with suppress(OSError):  # it may have ended
-            child.connection.send(None)
+    for child in ended:
         child.process.join()
     if received:
         raise KeyboardInterrupt
@@ -117,26 +111,24 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
 
 
 class _Child:
-    """A child process that runs points, one after another.
+    """A child process that runs a point.
 
     Args:
         run_point: Runs the point with an index.
+        index: The index of the point.
+        taken: The cores and GPUs that the point has for itself.
         received: The signals that this process has received, none yet.
     """
 
-    def __init__(self, run_point: RunPoint, received: list[int]) -> None:
-        self._run_point, self._received = run_point, received
+    def __init__(
+        self, run_point: RunPoint, index: int, taken: Resources, received: list[int]
+    ) -> None:
+        self._run_point, self.index, self.taken, self._received = run_point, index, taken, received
         self.connection, connection = _FORK.Pipe()
         self.has_company = _FORK.Event()
-        self.process = _FORK.Process(target=self._serve, args=(connection,), daemon=True)
+        self.process = _FORK.Process(target=self._run, args=(connection,), daemon=True)
         self.process.start()
         connection.close()
-
-    def begin(self, index: int, taken: Resources) -> None:
-        """Let the child run a point on cores and GPUs of its own."""
-        self.has_company.clear()
-        with suppress(OSError):  # it was killed; `status` says so
-            self.connection.send((index, taken))
 
     def status(self) -> str:
         """Return the status of the point that has ended, "stopped" if somebody asked it to stop."""
@@ -154,17 +146,15 @@ class _Child:
         with suppress(ProcessLookupError):  # it was killed
             os.kill(self.process.pid or 0, number)
 
-    def _serve(self, connection: Connection) -> None:
+    def _run(self, connection: Connection) -> None:
         os.setsid()  # the parent process alone gets Ctrl-C, and passes it on
         end_with_parent()
-        with signals.handled(terminal.interrupt):
-            try:
-                while not self._received and (task := connection.recv()):
-                    index, taken = task
-                    taken.take()
-                    connection.send(self._run_point(index, self._launch))
-            except KeyboardInterrupt:
-                connection.send("stopped")
+        status = "stopped"
+        with signals.handled(terminal.interrupt), suppress(KeyboardInterrupt):
+            if not self._received:
+                self.taken.take()
+                status = self._run_point(self.index, self._launch)
+        connection.send(status)
         live.end()
 
     def _launch(self, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:

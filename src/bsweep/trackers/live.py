@@ -94,7 +94,7 @@ class _Copier:
 
 
 _copiers: dict[tuple[TrackerName, Path], _Copier] = {}
-# The process serves all points, but the one that starts it may be bound to the cores of one point.
+# The process that starts it may be bound to the cores of one point.
 _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
