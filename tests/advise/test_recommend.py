@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,13 +35,11 @@ from bsweep.analysis.prediction.forecast import Key
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
-from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
 from bsweep.config.values import ConfigError
 from bsweep.core import energy
-from bsweep.launch import Outcome
+from bsweep.launch import LaunchRequest, Outcome
 from bsweep.runlog.checkpoint_files import is_stop_requested
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Status
 from bsweep.study import commands
 from bsweep.study.run_point import StopRequested
@@ -407,7 +404,8 @@ def test_a_run_that_was_retried_ends_the_search_by_a_signal_alone(
     """What a person is told of a retry says nothing of who asked the run to stop."""
     tries: list[int] = []
 
-    def launched(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+    def launched(request: LaunchRequest) -> Outcome:
+        paths = request.paths
         tries.append(1)
         if len(tries) == 1:
             return Outcome("failed", "a host was lost", can_be_retried=True)
@@ -416,7 +414,7 @@ def test_a_run_that_was_retried_ends_the_search_by_a_signal_alone(
         if has_signal:
             os.kill(os.getpid(), signal.SIGINT)
         while not is_stop_requested(paths):
-            on_poll()
+            request.on_poll()
         return Outcome("interrupted", "stopped at a checkpoint")
 
     monkeypatch.setattr(launch, "launch", launched)

@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from bsweep import launch
 from bsweep.config.run import RunConfig
-from bsweep.launch import Outcome
+from bsweep.launch import LaunchRequest, Outcome
 from bsweep.runlog.files import RunPaths
 from bsweep.study import side_runs
 from bsweep.study.progress import Progress
@@ -101,7 +100,8 @@ def test_records_that_were_cut_are_not_said_again(
 def test_what_workers_print_is_told_line_by_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def launched(_: RunConfig, paths: RunPaths, show: Callable[[], None], *__: str) -> Outcome:
+    def launched(request: LaunchRequest) -> Outcome:
+        paths, show = request.paths, request.on_poll
         paths.rank_logs(1).mkdir(parents=True)
         with (paths.rank_logs(1) / "stdout").open("ab", buffering=0) as file:
             file.write(b"a\n\nb")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from operator import attrgetter
@@ -51,7 +51,7 @@ from bsweep.config.target import Target
 from bsweep.config.values import Count, Name, Processes, shortened, show
 from bsweep.core import terminal
 from bsweep.core.words import counted, duration
-from bsweep.launch import Outcome
+from bsweep.launch import LaunchRequest, Outcome
 from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested, request_stop
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.records import adapter
@@ -578,15 +578,17 @@ def _train(config: RunConfig, doubts: list[str], seconds: float) -> str:
     progress = Progress(1)
     began, asked = time.monotonic(), False
 
-    def within(config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+    def within(request: LaunchRequest) -> Outcome:
+        paths = request.paths
+
         def poll() -> None:
             nonlocal asked
-            on_poll()
+            request.on_poll()
             if not asked and time.monotonic() - began > seconds and not is_stop_requested(paths):
                 asked = True
                 request_stop(paths)
 
-        return launch.launch(config, paths, poll)
+        return launch.launch(replace(request, on_poll=poll))
 
     try:
         return run_point(config, doubts, progress, within)

@@ -13,34 +13,15 @@ knows the modules that worker processes run, and the files by which a team is to
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from bsweep.config.run import RunConfig
 from bsweep.launch.checks import check_hosts, check_machine
-from bsweep.launch.launcher import Entry, LaunchRequest, Outcome, launcher_of
-from bsweep.launch.pool import ProcessPool
-from bsweep.runlog.files import RunPaths
+from bsweep.launch.launcher import LaunchRequest, Outcome, launcher_of
 
-__all__ = ["Outcome", "check_hosts", "check_machine", "launch"]
+__all__ = ["LaunchRequest", "Outcome", "check_hosts", "check_machine", "launch"]
 
 
-def launch(
-    config: RunConfig,
-    paths: RunPaths,
-    on_poll: Callable[[], None],
-    entry: Entry | None = None,
-    pool: ProcessPool | None = None,
-) -> Outcome:
-    """Launch a point, wait until its run ends, and return the outcome.
-
-    Args:
-        config: The point.
-        paths: Its run folder, which must be prepared.
-        on_poll: Called again and again while the point runs, a few times a second or after each
-            step; an exception that it raises ends the run.
-        entry: The module that says what the point's processes do; None: that of its program.
-        pool: The pool of processes that the sweep keeps between points; None to start fresh ones.
+def launch(request: LaunchRequest) -> Outcome:
+    """Launch a point by the launcher that its configuration names, wait until its run ends, and
+    return the outcome.
     """
-    request = LaunchRequest(config, paths, on_poll, entry or config.program.worker, pool)
-    outcome: Outcome = launcher_of(config.launch.builds).launch(request)
+    outcome: Outcome = launcher_of(request.config.launch.builds).launch(request)
     return outcome

@@ -29,7 +29,7 @@ from bsweep.core import memory, signals
 from bsweep.core.ranks import Place
 from bsweep.launch import inline
 from bsweep.launch.horovodrun_command import listen_only_at
-from bsweep.launch.launcher import Outcome, recorded
+from bsweep.launch.launcher import LaunchRequest, Outcome, recorded
 from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.files import RunPaths
 
@@ -80,7 +80,7 @@ class WarmRank:
         _send(code)
         return code
 
-    def launch(self, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+    def launch(self, request: LaunchRequest) -> Outcome:
         """Train a point on all ranks of horovodrun, unless an earlier point has made them unfit to
         train, and return how the run ended.
 
@@ -88,9 +88,9 @@ class WarmRank:
         """
         if unfit := inline.refusal(self._spoilt_by):
             return unfit
-        _send((config, paths.folder.resolve()))
+        _send((request.config, request.paths.folder.resolve()))
         self._is_training = True
-        outcome = self._train(config, paths, on_poll)
+        outcome = self._train(request.config, request.paths, request.on_poll)
         if outcome is None:  # `_is_training` stays True, for no rank is left to receive messages
             return Outcome(
                 "interrupted",

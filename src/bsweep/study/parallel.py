@@ -13,6 +13,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import combinations_with_replacement
 from multiprocessing.connection import Connection, wait
 
@@ -22,9 +23,9 @@ from bsweep.config.run import RunConfig
 from bsweep.core import signals, terminal
 from bsweep.core.signals import end_with_parent
 from bsweep.core.words import counted
-from bsweep.launch import Outcome, resources
+from bsweep.launch import LaunchRequest, Outcome, resources
 from bsweep.launch.resources import Resources
-from bsweep.runlog.files import RunPaths, write_json
+from bsweep.runlog.files import write_json
 from bsweep.runlog.reading import read_meta
 from bsweep.study.provenance import provenance
 from bsweep.study.run_point import Launch
@@ -157,7 +158,7 @@ class _Child:
         connection.send(status)
         live.end()
 
-    def _launch(self, config: RunConfig, paths: RunPaths, on_poll: Callable[[], None]) -> Outcome:
+    def _launch(self, request: LaunchRequest) -> Outcome:
         """Launch a point, wait for its end, and note in its run folder if other points ran at the
         same time.
         """
@@ -165,9 +166,10 @@ class _Child:
 
         def poll() -> None:
             nonlocal is_noted
-            on_poll()
+            request.on_poll()
             if self.has_company.is_set() and not is_noted:
                 is_noted = True
-                write_json(paths.meta, {**read_meta(paths), "beside_others": True})
+                facts = read_meta(request.paths)
+                write_json(request.paths.meta, {**facts, "beside_others": True})
 
-        return launch.launch(config, paths, poll)
+        return launch.launch(replace(request, on_poll=poll))

@@ -17,7 +17,7 @@ from typing import Any
 from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
-from bsweep.launch import Outcome, hosts_check
+from bsweep.launch import LaunchRequest, Outcome, hosts_check
 from bsweep.launch.stop import Stopping
 from bsweep.runlog import reading
 from bsweep.runlog.checkpoint_files import (
@@ -37,7 +37,7 @@ from bsweep.study.provenance import provenance
 
 _POLL_SECONDS = 0.5
 
-Launch = Callable[[RunConfig, RunPaths, Callable[[], None]], Outcome]
+Launch = Callable[[LaunchRequest], Outcome]
 """The type of a function that launches a point's workers and waits for them."""
 
 
@@ -140,7 +140,8 @@ def _attempt(
     stopping = Stopping(config, paths, progress.note, progress.poll)
     try:
         with stopping:
-            outcome = launch_point(config, paths, stopping.poll)
+            request = LaunchRequest(config, paths, stopping.poll, config.program.worker)
+            outcome = launch_point(request)
     except KeyboardInterrupt as error:
         raise StopRequested(by_signal=stopping.has_signal) from error
     except Exception as error:

@@ -15,7 +15,7 @@ from bsweep.allocation import probes
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.following import GrowingFile
-from bsweep.launch import Outcome, hosts_check
+from bsweep.launch import LaunchRequest, Outcome, hosts_check
 from bsweep.launch.launcher import Entry
 from bsweep.runlog import profile_file
 from bsweep.runlog.files import RunPaths
@@ -150,6 +150,6 @@ def _launch_beside(
             for line in text.splitlines():
                 say(f"worker {rank}: {line}")
 
-    outcome = launch.launch(config, paths, show, entry)
+    outcome = launch.launch(LaunchRequest(config, paths, show, entry))
     show()
     return outcome

@@ -7,11 +7,11 @@ that launches a point.
 
 from __future__ import annotations
 
-import functools
 import time
 import traceback
 from collections.abc import Sequence, Set
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from bsweep import launch
@@ -20,7 +20,7 @@ from bsweep.config.values import ConfigError
 from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.whole_files import explained, is_full
-from bsweep.launch import hosts_check
+from bsweep.launch import LaunchRequest, Outcome, hosts_check
 from bsweep.launch.pool import ProcessPool
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.study import checks, claims, commands, parallel, states
@@ -80,11 +80,6 @@ class Sweep:
             raise ConfigError(*unready)
         self._progress = Progress(len(self._points))
         self._pool = ProcessPool()
-        self._launch: Launch = functools.partial(launch.launch, pool=self._pool)
-        if inside_horovodrun():
-            from bsweep.launch import warm  # imports Horovod and torch
-
-            self._launch = warm.launch
 
     def run(self) -> list[str]:
         """Run the chosen points, and return the status of each.
@@ -144,6 +139,14 @@ class Sweep:
             return self._run(self._left[index], launch_point)
 
         return parallel.run_at_once(self._left, run_beside)
+
+    def _launch(self, request: LaunchRequest) -> Outcome:
+        """Launch a point in processes that this sweep may keep for the next one."""
+        if inside_horovodrun():
+            from bsweep.launch import warm  # imports Horovod and torch
+
+            return warm.launch(request)
+        return launch.launch(replace(request, pool=self._pool))
 
     def _run_after_others(self, config: RunConfig) -> str:
         """Return the status of a point that another process ran; run the point if it has ended
