@@ -95,7 +95,7 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
             ]
             sweep = Sweep(points, None, missing, repeats)
             code = max(code, _train(sweep, _REPORT in command.arguments))
-            missing -= sweep.run_ids
+            missing -= {config.run_id for config in points}
         except (ValueError, OSError) as error:
             logger.error(f"bsweep: {error}")
             code = BAD_CONFIG

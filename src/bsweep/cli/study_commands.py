@@ -12,7 +12,7 @@ from pathlib import Path
 from bsweep.cli.commands import parser_of
 from bsweep.config.values import did_you_mean
 from bsweep.core import terminal
-from bsweep.core.ranks import Place, inside_horovodrun
+from bsweep.core.ranks import horovodrun_size
 from bsweep.core.terminal import BAD_CONFIG, end_with_reader
 from bsweep.core.words import counted, first_of
 from bsweep.study import claims, commands, overview, states
@@ -176,8 +176,7 @@ def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
     command did: outside horovodrun, or inside one with as many processes.
     """
     typed = f"{study_dir}: the recorded command `bsweep run {shlex.join(command.arguments)}`"
-    num_processes = Place.from_environment().num_workers if inside_horovodrun() else None
-    if num_processes != command.num_processes:
+    if horovodrun_size() != command.num_processes:
         number = command.num_processes
         place = f"inside horovodrun -np {number}" if number else "outside horovodrun"
         raise ValueError(f"{typed} was started {place}: start this command {place}, too.")

@@ -56,6 +56,11 @@ def inside_horovodrun() -> bool:
     return "HOROVOD_RANK" in os.environ
 
 
+def horovodrun_size() -> int | None:
+    """Return how many processes the surrounding horovodrun has started; None outside of one."""
+    return int(os.environ["HOROVOD_SIZE"]) if inside_horovodrun() else None
+
+
 def num_cores() -> int:
     """Return the number of cores that this process may use, which is no larger than the number of
     whole cores that a container's limit of processor time grants. A thread that is pinned to some

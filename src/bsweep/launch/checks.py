@@ -18,7 +18,7 @@ from bsweep.config.run import RunConfig
 from bsweep.core import memory, network
 from bsweep.core.extras import refuse_missing
 from bsweep.core.gpus import num_gpus
-from bsweep.core.ranks import Place, inside_horovodrun, num_cores
+from bsweep.core.ranks import Place, horovodrun_size, inside_horovodrun, num_cores
 from bsweep.core.torch_versions import refuse_torch
 from bsweep.core.words import counted
 from bsweep.launch import ssh
@@ -135,7 +135,7 @@ def _problems_inside_horovodrun(config: RunConfig) -> Iterator[str]:
         )
     if most_at_once(config.launch) > 1:
         yield "launch.parallel inside horovodrun trains one point at a time: leave one of them out."
-    if config.num_workers != (started := Place.from_environment().num_workers):
+    if config.num_workers != (started := horovodrun_size()):
         yield (
             f"num_workers={config.num_workers}, but horovodrun started {started} processes: leave "
             f"num_workers out, or start horovodrun -np {config.num_workers}."

@@ -21,7 +21,7 @@ from bsweep import data
 from bsweep.config.run import RunConfig
 from bsweep.config.values import Count, Name, Processes
 from bsweep.core import terminal
-from bsweep.core.ranks import Place, inside_horovodrun
+from bsweep.core.ranks import horovodrun_size
 from bsweep.runlog.values import MOST
 
 logger = terminal.logger(__name__)
@@ -101,7 +101,7 @@ def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]
         arguments: The command's arguments as typed.
         configs: The points that the command trains.
     """
-    size = Place.from_environment().num_workers if inside_horovodrun() else None
+    size = horovodrun_size()
     points = tuple(dict.fromkeys(map(planned, configs)))
     command = Command(tuple(arguments), Path.cwd(), size, points)
     if command in read_commands(study_dir):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import platform
 import re
 import shlex
@@ -12,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bsweep.core.ranks import inside_horovodrun
+from bsweep.core.ranks import horovodrun_size
 from bsweep.launch.machine_facts import machine
 
 
@@ -38,7 +37,8 @@ def provenance() -> dict[str, Any]:
 
 def _command() -> str:
     """Return the command line that started this process, in a form that can be typed again."""
-    prefix = f"horovodrun -np {os.environ['HOROVOD_SIZE']} " if inside_horovodrun() else ""
+    size = horovodrun_size()
+    prefix = f"horovodrun -np {size} " if size else ""
     # `bsweep run` and `bsweep recommend` put their two words there.
     program = sys.argv[0] if sys.argv[0].startswith("bsweep ") else shlex.quote(sys.argv[0])
     return f"{prefix}{program} {shlex.join(sys.argv[1:])}"

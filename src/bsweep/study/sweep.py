@@ -63,7 +63,6 @@ class Sweep:
             for config in configs
             if wanted is None or config.run_id in wanted
         }
-        self.run_ids: Set[str] = {folder.name for folder in self._points}
         self.studies: dict[Path, list[RunConfig]] = {folder.parent: [] for folder in self._points}
         """The points of the command in each study folder, for studies in which at least one point
         is to be run.
