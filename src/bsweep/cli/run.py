@@ -31,7 +31,18 @@ _REPORT = "--report"
 
 def run(arguments: Sequence[str]) -> int:
     """Train the points that the command line describes, and return the exit code."""
-    return led(lambda: _run(arguments))
+
+    def lead() -> int:
+        typed = words.read([argument for argument in arguments if argument != _REPORT])
+        if typed.flags.help:
+            print(run_help.text(typed), end="")
+            return 0
+        if typed.only_show:
+            return hydra_grid.answer_flags("bsweep run", typed)
+        sweep = Sweep(_points(typed), arguments)
+        return _end(sweep, sweep.run(), _REPORT in arguments)
+
+    return led(lead)
 
 
 def led(lead: Callable[[], int]) -> int:
@@ -47,16 +58,6 @@ def led(lead: Callable[[], int]) -> int:
     if problem := slurm.started_often(os.environ):
         raise ConfigError(problem)
     return lead()
-
-
-def _run(arguments: Sequence[str]) -> int:
-    typed = words.read([argument for argument in arguments if argument != _REPORT])
-    if typed.flags.help:
-        print(run_help.text(typed), end="")
-        return 0
-    if typed.only_show:
-        return hydra_grid.answer_flags("bsweep run", typed)
-    return _train(Sweep(_points(typed), arguments), _REPORT in arguments)
 
 
 def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repeats: bool) -> int:
@@ -94,7 +95,7 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
                 if config.study_dir.resolve() == study_dir and config.run_id in recorded
             ]
             sweep = Sweep(points, None, missing, repeats)
-            code = max(code, _train(sweep, _REPORT in command.arguments))
+            code = max(code, _end(sweep, sweep.run(), _REPORT in command.arguments))
             missing -= {config.run_id for config in points}
         except (ValueError, OSError) as error:
             logger.error(f"bsweep: {error}")
@@ -114,11 +115,11 @@ def _points(typed: words.Words) -> list[RunConfig]:
     return hydra_grid.composed(typed)
 
 
-def _train(sweep: Sweep, wants_report: bool) -> int:
-    """Train the points of a sweep, print the workers' idle times if a study compares allocations,
-    write reports if the user wants them, and return the exit code.
+def _end(sweep: Sweep, statuses: Sequence[str], wants_report: bool) -> int:
+    """Print the workers' idle times if a study of a sweep compares allocations, write reports if
+    the user wants them, and return the exit code, given the statuses of the points.
     """
-    code = 0 if all(status == "completed" for status in sweep.run()) else 1
+    code = 0 if all(status == "completed" for status in statuses) else 1
     for study_dir, configs in sorted(sweep.studies.items()):
         if len({config.allocation.name for config in configs}) > 1:
             _print_idle_seconds(study_dir)
