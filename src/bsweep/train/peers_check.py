@@ -74,19 +74,21 @@ def _lack(peer: Peer) -> str:
 
 
 def equipment(device: torch.device, precision: str) -> dict[str, Any]:
-    """Return a dictionary of facts about this worker's hardware and precision: its device and the
-    versions of GPU driver and NCCL.
+    """Return a dictionary of facts about this worker's hardware and precision, such as its host,
+    its device and the versions of GPU driver and NCCL.
 
     The run records them.
     """
     on_gpu = device.type == "cuda"
     has_nccl = on_gpu and torch.distributed.is_nccl_available()
     return {
+        "host": platform.node(),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "precision": precision,
         "tf32": are_rounded(device),
         "driver": driver_version() if on_gpu else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
 
 

@@ -168,18 +168,15 @@ def set_up(
     run_config, config = config, replace(config, strategy=in_place or config.strategy)
     gpus = num_gpus(config.device)
     strategy = strategies.build(config, place, paths)
-    gpu_facts = peers_check.gpu_facts(place, gpus)
-    peers_check.refuse_missing_gpus(strategy.gather_json(gpu_facts), config.device)
+    peers_check.refuse_missing_gpus(
+        strategy.gather_json(peers_check.gpu_facts(place, gpus)), config.device
+    )
     device = choose_device(place, gpus)
     dataset = data.load(config.data, device)
     run_precision = precision.choose(run_config, device)
     precision.round_products(run_precision)
     workers = strategy.gather_json(
-        {
-            **gpu_facts,
-            **peers_check.equipment(device, run_precision),
-            **peers_check.data_facts(dataset),
-        }
+        {**peers_check.equipment(device, run_precision), **peers_check.data_facts(dataset)}
     )
     peers_check.refuse_unequal(workers)
     model, inputs, parts = _model_and_inputs(config, run_precision, strategy, dataset, device)
@@ -409,5 +406,10 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
+    """Run `python -m bsweep.train.worker TEAM_FOLDER`."""
     enter(train)
+
+
+if __name__ == "__main__":
+    main()
