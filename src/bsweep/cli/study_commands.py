@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bsweep.cli.commands import parser_of
@@ -84,17 +84,7 @@ def resume(arguments: Sequence[str]) -> int:
     """Run a study's recorded commands again for the points that have no result yet; return the exit
     code.
     """
-    study_dir = _parser("resume").parse_args(arguments).study
-
-    def left() -> set[str]:
-        rows = Watched(study_dir).rows()
-        run_ids = {row.run_id for row in rows if row.is_left and not row.state.is_imported}
-        if not run_ids:
-            done = states.counted(row.state.status for row in rows)
-            print(f"{study_dir}: nothing is left to do: {done}")
-        return run_ids
-
-    return _train_again(study_dir, left, repeats=False)
+    return _train_again(_parser("resume").parse_args(arguments).study)
 
 
 def retry(arguments: Sequence[str]) -> int:
@@ -109,39 +99,40 @@ def retry(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     wanted = options.status.split(",")
     known = (*states.FAILURES, "interrupted", "damaged", "completed")
-
-    def chosen() -> set[str]:
-        for status in wanted:
-            if status not in known:
-                near = did_you_mean(status, known)
-                raise ValueError(f"--status {status}: unknown.{near} Known: {', '.join(known)}.")
-        rows = Watched(options.study).rows()
-        run_ids = {
-            row.run_id for row in rows if row.state.status in wanted and not row.state.is_imported
-        }
-        if not run_ids:
-            here = states.counted(row.state.status for row in rows)
-            raise ValueError(
-                f"{options.study}: nothing to retry: no point of a command has the state "
-                f"{' or '.join(wanted)} ({here})."
-            )
-        return run_ids
-
-    return _train_again(options.study, chosen, repeats=True)
+    for status in wanted:
+        if status not in known:
+            near = did_you_mean(status, known)
+            raise ValueError(f"--status {status}: unknown.{near} Known: {', '.join(known)}.")
+    return _train_again(options.study, wanted)
 
 
-def _train_again(study_dir: Path, find: Callable[[], set[str]], repeats: bool) -> int:
-    """Run a study's recorded commands again, but train only the points whose ids `find` returns;
-    return the exit code.
+def _train_again(study_dir: Path, wanted: Sequence[str] | None = None) -> int:
+    """Run a study's recorded commands again, and return the exit code. Train only the points
+    without a result or, if statuses are wanted, repeat the points that have one of these.
     """
     from bsweep.cli import run  # imports Hydra
 
     def lead() -> int:
-        run_ids = find()
+        rows = Watched(study_dir).rows()
+        run_ids = {
+            row.run_id
+            for row in rows
+            if not row.state.is_imported
+            and (row.is_left if wanted is None else row.state.status in wanted)
+        }
+        here = states.counted(row.state.status for row in rows)
+        if not run_ids and wanted is None:
+            print(f"{study_dir}: nothing is left to do: {here}")
+            return 0
+        if not run_ids:
+            raise ValueError(
+                f"{study_dir}: nothing to retry: no point of a command has the state "
+                f"{' or '.join(wanted or ())} ({here})."
+            )
         leading = _leading(study_dir, run_ids)
         if not leading:
-            return BAD_CONFIG if run_ids else 0
-        return run.run_again(study_dir, leading, run_ids, repeats)
+            return BAD_CONFIG
+        return run.run_again(study_dir, leading, run_ids, repeats=wanted is not None)
 
     return run.led(lead)
 
