@@ -81,13 +81,13 @@ class Machine:
         self.config = compose(*POINT, "data.num_train=100", *pipeline, *words)
         self.most, self.seconds, self.bytes = 99, 0.01, 1
         self.tried: list[int] = []
-        self.failure = ""
+        self.failure = Outcome("out_of_memory", "no room")
 
-    def try_out(self, config: RunConfig, *_: object) -> side_runs.Tried | str:
+    def try_out(self, config: RunConfig, *_: object) -> side_runs.Tried | Outcome:
         batch = config.local_batch or 0
         self.tried.append(batch)
         if batch > self.most:
-            return self.failure or "out_of_memory: no room"
+            return self.failure
         return side_runs.Tried(self.seconds, 0.0, 100, peak_bytes=self.bytes * batch or None)
 
     def probed(self) -> tuple[Outcome, ProbedSplit]:
@@ -119,7 +119,7 @@ def test_batches_double_and_halve_to_the_largest_that_fits(
 
 
 def test_what_was_measured_before_a_failure_is_written(machine: Machine) -> None:
-    machine.most, machine.failure = 8, "failed: a cable"
+    machine.most, machine.failure = 8, Outcome("failed", "a cable")
     outcome, found = machine.probed()
     assert (outcome.status, outcome.message) == ("failed", "local batch 16: a cable")
     assert (found.largest_batch, found.stopped_by) == (8, "failed")

@@ -276,16 +276,16 @@ class Search:
         began = time.monotonic()
         timings = side_runs.try_out(self.cells[cell][0], logger.info)  # or why there are none
         took = time.monotonic() - began
-        if not isinstance(timings, str):
+        if not isinstance(timings, Outcome):
             self.probes[cell] = _Probe(
                 self.kinds[cell[3]], cell[:3], timings.step_seconds, took,
                 num_parameters=timings.num_parameters, sent_bytes=timings.sent_bytes,
             )  # fmt: skip
             self._learn_num_train(timings.num_train)
-        elif timings.startswith("out_of_memory"):
-            self._does_not_fit(cell, took, timings)
+        elif timings.status == "out_of_memory":
+            self._does_not_fit(cell, took, f"{timings.status}: {timings.message}")
         else:
-            raise ValueError(f"{named(cell)}: {timings}")
+            raise ValueError(f"{named(cell)}: {timings.status}: {timings.message}")
         self._keep()
 
     def _does_not_fit(self, cell: Key, seconds: float, problem: str) -> None:

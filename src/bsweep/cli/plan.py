@@ -16,6 +16,7 @@ from bsweep.config.values import ConfigError
 from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import end_with_reader
+from bsweep.launch import Outcome
 from bsweep.study import checks, commands, overview, side_runs
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Timed
@@ -87,8 +88,8 @@ def _try_out(points: Sequence[tuple[Planned, RunConfig]]) -> list[Timed]:
             point, config = by_batch[batch]
             logger.info(f"trying {point.run_id} for a few steps")
             tried = side_runs.try_out(config, logger.info)
-            if isinstance(tried, str):
-                logger.warning(f"bsweep: {point.run_id}: {tried}")
+            if isinstance(tried, Outcome):
+                logger.warning(f"bsweep: {point.run_id}: {tried.status}: {tried.message}")
             else:
                 trained = replace(point, num_examples=config.epochs * tried.num_train)
                 timed.append(Timed(trained, tried.step_seconds, tried.other_seconds))

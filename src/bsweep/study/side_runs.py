@@ -78,7 +78,7 @@ class Tried:
 
 def try_out(
     config: RunConfig, say: Callable[[str], None], num_steps: float = TRIED_STEPS
-) -> Tried | str:
+) -> Tried | Outcome:
     """Train a point for at most ten steps in a temporary folder, and return how long a step takes.
 
     Args:
@@ -88,10 +88,10 @@ def try_out(
             program always trains ten.
 
     Returns:
-        The times; if the steps could not be timed, a text that says why.
+        The times; if the steps could not be timed, the outcome that says why.
     """
     if unready := hosts_check.problems([config]):
-        return f"failed: {'; '.join(unready)}"
+        return Outcome("failed", "; ".join(unready))
     # Other hosts must see the folder, too: it lies beside the results.
     shared = next(path for path in config.study_dir.resolve().parents if path.exists())
     with tempfile.TemporaryDirectory(
@@ -104,7 +104,7 @@ def try_out(
         records, _ = read_records(paths.metrics)
     epoch = next(iter(numbered(records, "epoch")), None)
     if outcome.status != "completed" or epoch is None:
-        return f"{outcome.status}: {outcome.message}"
+        return outcome
     is_own, train_seconds = config.program.is_own, float(epoch["train_seconds"])
     start = next(record for record in records if record["type"] == "start")
     start_seconds = float(start["start_seconds"])

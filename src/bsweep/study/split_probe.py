@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import cast
 
 from bsweep import data
 from bsweep.allocation import probes
@@ -15,7 +14,6 @@ from bsweep.core import gpus
 from bsweep.core.memory import available_bytes
 from bsweep.launch import Outcome
 from bsweep.runlog.probe_file import ProbedSplit, SplitBatch
-from bsweep.runlog.records import Status
 from bsweep.study import side_runs
 
 _MOST_SECONDS = 120.0  # for the steps of one run
@@ -45,17 +43,16 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
         at_batch = replace(config, local_batch=batch, global_batch=None)
         # What the workers print is that of a run.
         times = side_runs.try_out(at_batch, lambda line: None, _STEPS)
-        if not isinstance(times, str):
+        if not isinstance(times, Outcome):
             tried[batch] = SplitBatch(batch, times.step_seconds, times.peak_bytes)
             say(f"local batch {batch}: {times.step_seconds:.3g} s per step")
-        else:
-            status, _, message = times.partition(": ")
-            if status != "out_of_memory":
-                failed = Outcome(cast("Status", status), f"local batch {batch}: {message}")
-                stopped_by = "failed"
-                break
+        elif times.status == "out_of_memory":
             tried[batch] = None
-            say(f"local batch {batch}: out of memory ({message.partition(chr(10))[0]})")
+            say(f"local batch {batch}: out of memory ({times.message.partition(chr(10))[0]})")
+        else:
+            failed = replace(times, message=f"local batch {batch}: {times.message}")
+            stopped_by = "failed"
+            break
         batch, stopped_by = _next(config, tried)
     batches = tuple(fitting for _, fitting in sorted(tried.items()) if fitting)
     if batches:
