@@ -174,7 +174,7 @@ def test_a_team_is_kept_unless_a_process_should_train_no_other_point(
     other = replace(config, seed=2, num_workers=1)
     assert teams.ordered([config, other, later]) == [config, later, other]
     request = LaunchRequest(config, paths, lambda: None)
-    with teams.team_for(request, Scripted(["sleep", "2"])) as team:
+    with teams.team_for(request, Scripted(["sleep", "2"]).commands) as team:
         (folder,) = config.study_dir.glob(".team.*")
         for rank, byte in enumerate((team_files.FIT, report)):
             TeamPaths(folder).done(rank).write_bytes(byte)

@@ -5,9 +5,8 @@ has such a class.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bsweep.config.card import load_object
@@ -103,56 +102,10 @@ class Launcher(Protocol):
         """
 
 
-class HostLauncher(Launcher, Protocol):
-    """The interface of a launcher that starts a point's processes by commands such as torchrun, on
-    this machine or on other hosts.
-    """
-
-    def commands(
-        self, request: LaunchRequest, words: Sequence[str], lifeline: Path
-    ) -> list[list[str]]:
-        """Return the command lines that start all processes of a point: one for all hosts, or one
-        or more for each host.
-
-        Args:
-            request: The point.
-            words: The arguments of `python -m` in each process.
-            lifeline: The file that shows processes, such as those on other hosts, that the launcher
-                lives; see `bsweep.launch.lifeline`.
-
-        Returns:
-            The arguments of each command, beginning with the program.
-        """
-
-    def failures(self, console: str) -> list[tuple[int, int]]:
-        """Return the rank and the exit code of each failed process that the commands' output names,
-        the likely cause first.
-
-        Args:
-            console: What the commands printed.
-
-        Returns:
-            Pairs of a rank and its exit code; empty if the output names none.
-        """
-
-    def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
-        """Return a command line that runs a given command on another host, in this process's
-        working folder.
-
-        Args:
-            host: The host's name.
-            launch: The launcher's card, with the options of the connection.
-            words: The arguments of the command to run, beginning with the program.
-
-        Returns:
-            The arguments of the command that runs it, beginning with the program.
-        """
-
-
 @functools.cache  # `Inline` remembers whether this process may still train
 def launcher_of(builds: str) -> Any:
     """Return the launcher whose class the fact `builds` of a card of the group `launch` names: a
-    `Launcher`, or a `HostLauncher` if it starts processes.
+    `Launcher`, or a `bsweep.launch.processes.ProcessLauncher` if it starts processes.
 
     All points of this process with the same class share one object.
     """

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,12 +20,15 @@ from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.core import signals
 from bsweep.launch import environment
-from bsweep.launch.launcher import HostLauncher, LaunchRequest
+from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
 from bsweep.train.team_files import PATIENCE_SECONDS, UNFIT, TeamPaths
 
 _EXIT_SECONDS = 10
 _PREFIX = ".team."
+
+Commands = Callable[[LaunchRequest, Sequence[str], Path], list[list[str]]]
+"""The type of the method `ProcessLauncher.commands`."""
 
 
 def lifeline_seconds(launch: ProcessesConfig) -> float:
@@ -41,13 +44,13 @@ class Team:
 
     Args:
         request: The first point.
-        launcher: Gives the commands.
+        commands_for: The method of its launcher that gives the commands, see `ProcessLauncher`.
         folder: Where the team has its folder of files.
         key: That of the points which it can train, see `key_of`.
     """
 
     def __init__(
-        self, request: LaunchRequest, launcher: HostLauncher, folder: Path, key: Hashable
+        self, request: LaunchRequest, commands_for: Commands, folder: Path, key: Hashable
     ) -> None:
         self._key = key
         # How long the lifeline may stay untouched before the team counts as lost.
@@ -70,7 +73,7 @@ class Team:
         environment.write(request.paths.environment, environment.by_file(os.environ, request.card))
         env = environment.in_the_open(os.environ, request.card)
         words = [request.entry, str(self._paths.folder)]
-        to_start = launcher.commands(request, words, self._paths.lifeline)
+        to_start = commands_for(request, words, self._paths.lifeline)
         try:
             with _interrupts_held(), self.console.open("wb") as output:
                 for command in to_start:
@@ -176,7 +179,7 @@ class ProcessPool:
         return sorted(configs, key=lambda c: first[self._keys[c.study_dir / c.run_id]])
 
     @contextmanager
-    def team_for(self, request: LaunchRequest, launcher: HostLauncher) -> Iterator[Team]:
+    def team_for(self, request: LaunchRequest, commands_for: Commands) -> Iterator[Team]:
         """Provide the processes for a point: those of the point before if they were kept and can
         train this one, otherwise new processes.
 
@@ -196,7 +199,7 @@ class ProcessPool:
                 shutil.rmtree(left, ignore_errors=True)
             # The folder of a run may be moved away while its team trains another one.
             folder = request.config.study_dir if has_more else request.paths.logs
-            team = Team(request, launcher, folder, key)
+            team = Team(request, commands_for, folder, key)
         try:
             team.begin(request.paths)
             yield team

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from bsweep.core import memory, terminal
 from bsweep.core.signals import LAUNCHER
 from bsweep.core.words import duration
 from bsweep.launch import environment, failure, lifeline
-from bsweep.launch.launcher import HostLauncher, LaunchRequest, Outcome, recorded
+from bsweep.launch.launcher import Launcher, LaunchRequest, Outcome, recorded
 from bsweep.launch.pool import ProcessPool, Team, lifeline_seconds
 from bsweep.launch.waiting import APART_SECONDS, Waiting, cause_of_stall
 from bsweep.runlog import waits
@@ -29,8 +30,53 @@ _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 5 * waits.SIGN_SECONDS
 
 
-class ProcessLauncher(HostLauncher):
-    """The base class of launchers that start a point's processes by commands such as torchrun."""
+class ProcessLauncher(Launcher):
+    """The base class of launchers that start a point's processes by commands such as torchrun, on
+    this machine or on other hosts.
+    """
+
+    @abstractmethod
+    def commands(
+        self, request: LaunchRequest, words: Sequence[str], lifeline: Path
+    ) -> list[list[str]]:
+        """Return the command lines that start all processes of a point: one for all hosts, or one
+        or more for each host.
+
+        Args:
+            request: The point.
+            words: The arguments of `python -m` in each process.
+            lifeline: The file that shows processes, such as those on other hosts, that the launcher
+                lives; see `bsweep.launch.lifeline`.
+
+        Returns:
+            The arguments of each command, beginning with the program.
+        """
+
+    @abstractmethod
+    def failures(self, console: str) -> list[tuple[int, int]]:
+        """Return the rank and the exit code of each failed process that the commands' output names,
+        the likely cause first.
+
+        Args:
+            console: What the commands printed.
+
+        Returns:
+            Pairs of a rank and its exit code; empty if the output names none.
+        """
+
+    @abstractmethod
+    def on_host(self, host: str, launch: ProcessesConfig, words: Sequence[str]) -> list[str]:
+        """Return a command line that runs a given command on another host, in this process's
+        working folder.
+
+        Args:
+            host: The host's name.
+            launch: The launcher's card, with the options of the connection.
+            words: The arguments of the command to run, beginning with the program.
+
+        Returns:
+            The arguments of the command that runs it, beginning with the program.
+        """
 
     def launch(self, request: LaunchRequest) -> Outcome:
         """Run a point in processes that commands such as torchrun start, and return how the run
@@ -40,7 +86,7 @@ class ProcessLauncher(HostLauncher):
         for rank in request.ranks:
             paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
         try:
-            with (request.pool or ProcessPool()).team_for(request, self) as team:
+            with (request.pool or ProcessPool()).team_for(request, self.commands) as team:
                 timeout = _wait(team, request)
                 # A command that still runs says nothing about its host.
                 codes = [command.poll() for command in team.commands]
