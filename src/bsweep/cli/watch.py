@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from bsweep.cli.commands import parser_of
@@ -35,10 +36,8 @@ def run(arguments: Sequence[str]) -> int:
     from bsweep.serve.server import serve
 
     where = (options.study, options.host, options.port)
-    try:
+    with suppress(KeyboardInterrupt):  # Ctrl-C ends the watching, not the sweep
         serve(*where, _announce, mix=options.mix, beside=options.beside)
-    except KeyboardInterrupt:  # Ctrl-C ends the watching, not the sweep
-        return 0
     return 0
 
 

@@ -1,5 +1,5 @@
 """The processes that copy records to trackers while runs train, one for each tracker of a study
-and, with `launch.parallel`, each process that runs points.
+and, with `launch.parallel`, each process that runs a point.
 
 `python -m bsweep.trackers.live NAME` reads records from its standard input until the input ends,
 each line with the folder of a run and one of its records. It has the lowest priority. If it fails,
