@@ -1,8 +1,8 @@
 """The choice of the run that a search for the best cell trains next. It is the run that is expected
 to improve the recommendation most per worker-second, within a budget.
 
-The gain of a run is its knowledge gradient, see `with_gains`. It is the fraction of the time (or
-cost) that choosing a cell after the run is expected to save over choosing now. Until a run has
+The gain of a run is its knowledge gradient, see `objectives.gains`. It is the fraction of the time
+(or cost) that choosing a cell after the run is expected to save over choosing now. Until a run has
 reached the target, the number of steps is unknown. The first run then has the batch in the middle
 of the grid, on the worker count that costs least. A search recommends nothing before the steps of
 two batch sizes are known.

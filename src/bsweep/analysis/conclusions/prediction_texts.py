@@ -13,17 +13,23 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.conclusions.networks import OWN_LINKS, curves_of
-from bsweep.analysis.prediction.critical_batch import INTERVAL
-from bsweep.analysis.prediction.missing_runs import more_evaluations
+from bsweep.analysis.prediction.critical_batch import INTERVAL, CriticalBatch
+from bsweep.analysis.prediction.fitting import Fits, leave_out
+from bsweep.analysis.prediction.forecast import Forecast
+from bsweep.analysis.prediction.missing_runs import more_evaluations, wanted_evaluations
 from bsweep.analysis.prediction.objectives import (
     CLOSE,
     LEAST_GAIN,
     TELLS_APART,
+    ChosenCell,
     Measure,
+    Objective,
+    gains,
     log_objective,
 )
-from bsweep.analysis.prediction.result import Result
+from bsweep.analysis.prediction.seen_runs import Observed
 from bsweep.analysis.study.numbers import number, plain
+from bsweep.config.target import Target
 from bsweep.core.words import aligned, counted, first_of, joined
 
 _WIDTH = 100
@@ -50,17 +56,67 @@ _WORDS: dict[Measure, _Words] = {
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Prediction(Result):
+class Prediction:
     """The result of `bsweep.predict`: the predicted time to a target for each cell of a grid, and
     the recommended cell.
 
-    `others` are the predictions for further networks. `not_predicted` says why networks or numbers
-    of workers that were asked for have no prediction. The object prints as a sentence, tables and
-    warnings, also in a notebook.
+    `cells` has a row for each cell of the grid, see `forecast` and `with_probabilities`.
+    `rate_rule` is the learning-rate rule for which all of it holds. `network` are the links of
+    simulated cells, in words, and empty if none are simulated. `others` are the predictions for
+    further networks. `not_predicted` says why networks or numbers of workers that were asked for
+    have no prediction. The object prints as a sentence, tables and warnings, also in a notebook.
     """
 
+    study: str
+    target: Target
+    objective: Objective
+    choice: ChosenCell
+    cells: pd.DataFrame
+    rate_rule: str
+    warnings: tuple[str, ...]
+    seen: Observed
+    forecast: Forecast
+    fitted: Fits
+    network: str = ""
     others: tuple[Prediction, ...] = ()
     not_predicted: tuple[str, ...] = ()
+
+    @property
+    def recommended(self) -> pd.Series[Any]:
+        """The row of the recommended cell in the prediction's table of cells."""
+        return self.cells.iloc[self.choice.place]
+
+    @property
+    def evaluate_every_examples(self) -> int | None:
+        """The setting with which to train the recommended cell again, if its runs reached the
+        target at their first evaluation, so that only an upper bound of their time is known;
+        None otherwise.
+        """
+        return wanted_evaluations(self.seen.runs) if self.recommended["is_only_bounded"] else None
+
+    @property
+    def critical_batches(self) -> tuple[CriticalBatch, ...]:
+        """The estimates of the critical batch size that belong to this prediction: from the steps
+        to the target, from the gradient noise scale and from branches of a checkpoint.
+        """
+        return self.fitted.critical_batches
+
+    @property
+    def fits(self) -> pd.DataFrame:
+        """A table of the parameters of the two fitted formulas, with medians and 90 % intervals.
+        The formulas give the steps to the target and the seconds of a step.
+        """
+        return self.fitted.table()
+
+    @cached_property
+    def leave_out(self) -> pd.DataFrame:
+        """A table that compares the time to the target measured in a cell with its prediction
+        without the runs of its batch size, and without those of its worker count.
+
+        At most 16 batch sizes and worker counts are left out. The table is computed on first use,
+        with two fits or more for each of them. Only then does a prediction print its errors.
+        """
+        return leave_out(self.seen, self.fitted)
 
     @property
     def of_networks(self) -> tuple[Prediction, ...]:
@@ -72,7 +128,34 @@ class Prediction(Result):
         """A table of the time and the cost to the target on each number of workers at its best
         batch size, for each network; see `networks.curves_of`.
         """
-        return curves_of(self.of_networks)
+        cells = {prediction.network: prediction.cells for prediction in self.of_networks}
+        return curves_of(cells, float(np.median(self.fitted.steps.critical_batch)))
+
+    def gains(self) -> pd.DataFrame:
+        """Return the table of cells with the column `gain`: how much of the time or cost to the
+        target one more run of the cell is expected to save, as a fraction.
+
+        A run saves if it leads to the choice of a better cell; see `objectives.gains`.
+
+        Returns:
+            The table.
+        """
+        sigma = np.hypot(self.fitted.steps.sigma, self.fitted.step_time.sigma)
+        is_allowed = self.cells["is_allowed"]
+        return self.cells.assign(gain=gains(self.forecast, self.objective, is_allowed, sigma))
+
+    def next_cell(self) -> pd.Series[Any] | None:
+        """Return the cell to run next: the recommended one if its runs did not measure the time to
+        the target, else the one whose run is expected to save most of the time or cost.
+
+        Returns:
+            The row of the cell in `gains()`; None if no run is expected to save enough.
+        """
+        cells = self.gains()
+        if not self.recommended["num_reached"] or self.recommended["is_only_bounded"]:
+            return cells.iloc[self.choice.place]
+        best = cells.sort_values("gain").iloc[-1]
+        return None if best["gain"] < LEAST_GAIN else best
 
     @property
     def amount(self) -> str:

@@ -41,6 +41,38 @@ class Fits:
     step_time: StepTimeFit
     critical_batches: tuple[CriticalBatch, ...]
 
+    def table(self) -> pd.DataFrame:
+        """Return a table of the parameters of the two fitted formulas, with medians and 90 %
+        intervals.
+        """
+        steps, step = self.steps, self.step_time
+        draws = {
+            "S_min (steps)": steps.minimum_steps,
+            "E_min (examples)": steps.minimum_examples,
+            "E_min / S_min (examples)": steps.critical_batch,
+            "scatter of steps between seeds": steps.sigma,
+            "steps missed by the law": steps.tau,
+            "a_c, fixed cost of a pass (s)": step.pass_seconds,
+            "b_c, an example of a pass (s)": step.example_seconds,
+            "a_s, an exchange (s)": step.sync_seconds,
+            "b_s, an exchange's further worker (s)": step.sync_worker_seconds,
+        }
+        if step.across_from:
+            across = f"from {step.across_from} workers, across nodes (s)"
+            draws[f"a_s {across}"] = step.across_seconds
+            draws[f"b_s {across}"] = step.across_worker_seconds
+        for strategy, parameters in zip(step.strategies[1:], step.further, strict=True):
+            draws[f"{strategy}: factor on a pass"] = parameters.compute_factor
+            draws[f"{strategy}: a_s, an exchange (s)"] = parameters.sync_seconds
+            draws[f"{strategy}: b_s (s for a byte or a worker)"] = parameters.sync_more_seconds
+        draws["g, overlap"] = step.overlap
+        draws["scatter of step time between runs"] = step.sigma
+        draws["step time missed by the form"] = step.tau
+        rows = [np.quantile(values, [0.5, *critical_batch.INTERVAL]) for values in draws.values()]
+        return pd.DataFrame(
+            rows, index=pd.Index(draws, name="parameter"), columns=["median", "low", "high"]
+        )
+
 
 def fit(
     seen: Observed,

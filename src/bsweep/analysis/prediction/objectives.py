@@ -224,10 +224,12 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
     )
 
 
-def with_gains(forecast: Forecast, objective: Objective, sigma: Array) -> pd.DataFrame:
-    """Return the table of `with_probabilities` with the column `gain`, the knowledge gradient of
-    each cell: the expected saving, as a fraction of time or cost, from one more run of the cell to
-    the target. A run saves if it leads to the choice of a better cell.
+def gains(
+    forecast: Forecast, objective: Objective, is_allowed: pd.Series[bool], sigma: Array
+) -> Array:
+    """Return the knowledge gradient of each cell: the expected saving, as a fraction of time or
+    cost, from one more run of the cell to the target. A run saves if it leads to the choice of a
+    better cell.
 
     The logarithms are taken as jointly normal over cells. A measurement moves all expectations
     along their covariance with it. The gain is the expected fall of the least expectation (Frazier,
@@ -237,14 +239,14 @@ def with_gains(forecast: Forecast, objective: Objective, sigma: Array) -> pd.Dat
     Args:
         forecast: The present predictions.
         objective: The objective to minimize.
+        is_allowed: True for the allowed cells, see `with_probabilities`.
         sigma: Standard deviation of the log seconds of runs of a cell, by draw.
     """
-    table = with_probabilities(forecast, objective)
-    allowed = np.flatnonzero(table["is_allowed"])
+    allowed = np.flatnonzero(is_allowed)
     values, seconds = log_objective(forecast, objective), forecast.log_seconds
-    gain = np.zeros(len(table))
+    gain = np.zeros(len(is_allowed))
     gain[allowed] = _gains(values[:, allowed], seconds[:, allowed], float(np.mean(sigma**2)))
-    return table.assign(gain=gain)
+    return gain
 
 
 def _gains(values: Array, measured: Array, noise: float) -> list[float]:
