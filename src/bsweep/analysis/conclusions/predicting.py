@@ -10,11 +10,7 @@ import numpy as np
 
 from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.conclusions.prediction_warnings import warnings_of
-from bsweep.analysis.conclusions.simulated import (
-    check_networks,
-    larger_grid,
-    with_simulated,
-)
+from bsweep.analysis.conclusions.simulated import check_networks, larger_grid, with_simulated
 from bsweep.analysis.prediction.fitting import Fits, fit
 from bsweep.analysis.prediction.forecast import Key, forecast, grid
 from bsweep.analysis.prediction.objectives import (
@@ -86,12 +82,14 @@ def predict(
     wanted = parse_objective(objective, price_per_worker_hour)
     batches = None if batches is None else counts("--batches", batches)
     workers = None if workers is None else counts("--workers", workers)
+    networks = (network,) if isinstance(network, str) else tuple(dict.fromkeys(network or ()))
+    larger = LargerClusters(networks, None, price_per_worker_hour, measured_network, tuple(speeds))
+    check_networks(larger)
     # `where` may select among runs of different hardware.
     study = study if isinstance(study, Study) else load(study, mix=True)
     seen = observed(study, _target(study, target_accuracy, target_loss), where)
     measured = probed(probe, seen.ways, seen.runs) if probe else Probed((), seen.ways)
     seen = replace(seen, ways=measured.ways, probed=measured.timings)
-    networks = (network,) if isinstance(network, str) else tuple(dict.fromkeys(network or ()))
     fits = fit(seen)
     cells = (larger_grid if networks else grid)(seen, batches, workers)
     if len(cells) < 2:
@@ -101,16 +99,13 @@ def predict(
             "step, and no larger than the training set) or --workers, as in --batches 32,64,128 "
             "--workers 1,2."
         )
-    if networks or measured_network is not None or speeds:
-        larger = LargerClusters(
-            networks, None, price_per_worker_hour, measured_network, tuple(speeds)
-        )
+    if networks:
         prediction = on_networks(seen, fits, wanted, cells, larger, where)
     else:
         prediction = predict_from(seen, fits, wanted, cells, price_per_worker_hour)
     return replace(
         prediction,
-        warnings=(*measured.left_out, *prediction.warnings),
+        warnings=(*measured.warnings, *prediction.warnings),
         not_predicted=(*_without_cell(workers, cells), *prediction.not_predicted),
     )
 
@@ -171,36 +166,33 @@ def on_networks(
         The prediction.
 
     Raises:
-        ValueError: If a word is unknown, the study has no constants for a simulation, or all
-            networks are left out.
+        ValueError: If the study has no constants for a simulation, or all networks are left out.
     """
-    check_networks(larger)
     constants = constants_of.of_study(seen.study, where)
     constants = constants_of.with_measured(constants, larger.measured_network)
     constants = replace(constants, speeds=larger.speeds or constants.speeds)
-    predictions, notes, left_out = [], list[str](), []
+    price = larger.price_per_worker_hour
+    predictions, warnings, problems = [], list[str](), dict[str, str]()
     for network in larger.networks:
         try:
-            step_time, kept, doubts = with_simulated(
+            step_time, kept, more_warnings = with_simulated(
                 fits.step_time, seen, cells, network, constants
             )
-            prediction = predict_from(
-                seen, replace(fits, step_time=step_time), objective, kept,
-                larger.price_per_worker_hour, network,
-            )  # fmt: skip
+            simulated = replace(fits, step_time=step_time)
+            prediction = predict_from(seen, simulated, objective, kept, price, network)
         except ValueError as error:
-            left_out.append((network, error.args[0]))
+            problems[network] = error.args[0]
             continue
-        notes += doubts
+        warnings += more_warnings
         predictions.append(prediction)
     if not predictions:
-        raise ValueError("--network {}: {}".format(*left_out[0]))
+        raise ValueError("--network {}: {}".format(*next(iter(problems.items()))))
     first, *others = predictions
     return replace(
         first,
         others=tuple(others),
-        not_predicted=tuple(f"With {network}: {why}" for network, why in left_out),
-        warnings=tuple(dict.fromkeys((*notes, *first.warnings))),
+        not_predicted=tuple(f"With {network}: {problem}" for network, problem in problems.items()),
+        warnings=tuple(dict.fromkeys((*warnings, *first.warnings))),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -270,19 +270,20 @@ class Prediction:
         return values
 
     def __repr__(self) -> str:
-        lines = [[self.sentence()], [*self._doubts()], self.network_lines(), [*self._notes()]]
-        *first, notes = (
-            "\n".join(textwrap.fill(line, _WIDTH) for line in paragraph) for paragraph in lines
-        )
-        return "\n\n".join(filter(None, [*first, *map(_as_text, self._tables()), notes]))
+        parts = [
+            _wrapped([self.sentence()]),
+            _wrapped(self._warning_lines()),
+            _wrapped(self.network_lines()),
+            *map(_as_text, self._tables()),
+            _wrapped(self._assumptions()),
+        ]
+        return joined(parts, "\n\n")
 
     def _repr_html_(self) -> str:
-        doubts, notes = (
-            "".join(f"<p>{html.escape(line)}</p>" for line in lines)
-            for lines in ((*self._doubts(), *self.network_lines()), self._notes())
-        )
+        lines = [*self._warning_lines(), *self.network_lines()]
         tables = "".join(table.to_html(index=False) for table in self._tables())
-        return f"<p><b>{html.escape(self.sentence())}</b></p>{doubts}{tables}{notes}"
+        sentence = f"<p><b>{html.escape(self.sentence())}</b></p>"
+        return f"{sentence}{_as_html(lines)}{tables}{_as_html(self._assumptions())}"
 
     @property
     def _words(self) -> _Words:
@@ -402,7 +403,7 @@ class Prediction:
         names = ["global_batch", "num_workers", "passes", "way", "local_batch"]
         return {name: self.cells[name].iloc[place] for name in names}
 
-    def _doubts(self) -> Iterator[str]:
+    def _warning_lines(self) -> Iterator[str]:
         if self._has_errors:
             yield from self._errors()
         yield from (f"Warning: {text}" for text in self.warnings)
@@ -425,7 +426,7 @@ class Prediction:
         if table["is_bound"].any():
             yield "If a cell did not reach the target, the time that it trained is a lower bound."
 
-    def _notes(self) -> Iterator[str]:
+    def _assumptions(self) -> Iterator[str]:
         left_out = self.cells[~self.cells["is_allowed"] & (self.cells["problem"] == "")]
         if len(left_out):
             yield f"Left out: cells {', or '.join(self._reasons(left_out))}."
@@ -554,6 +555,14 @@ def _interval(low: float, high: float) -> str:
 
 def _intervals(table: pd.DataFrame, name: str) -> list[str]:
     return list(map(_interval, table[f"{name}_low"], table[f"{name}_high"]))
+
+
+def _wrapped(lines: Iterable[str]) -> str:
+    return "\n".join(textwrap.fill(line, _WIDTH) for line in lines)
+
+
+def _as_html(lines: Iterable[str]) -> str:
+    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
 def _as_text(table: pd.DataFrame) -> str:

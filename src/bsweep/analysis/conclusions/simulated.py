@@ -39,7 +39,7 @@ def with_simulated(
     step_time: StepTimeFit, seen: Observed, grid: Sequence[Key], network: str, constants: Constants
 ) -> tuple[StepTimeFit, list[Key], list[str]]:
     """Return a fit that takes cells on more workers than were timed from a simulation, the cells of
-    the grid but for those that bsweep would refuse to train so, and sentences on what is left out
+    the grid but for those that bsweep would refuse to train so, and warnings on what is left out
     and what is simulated although nobody measured or gave it.
 
     Args:
@@ -72,16 +72,18 @@ def with_simulated(
         kept.append((batch, workers, passes, name))
     if not log_seconds:
         raise ValueError(next(iter(refused.values()), _NONE))
-    notes = [f"with {network}, {problem}" for problem in refused.values()]
+    warnings = [f"with {network}, {problem}" for problem in refused.values()]
     if codec not in ("", "none"):
-        notes.append(
+        warnings.append(
             f"{codec} is simulated only in steps on more workers than were timed. The number of "
             "steps to the target is that of the runs, although a codec may change it."
         )
         if codec not in constants.codec_seconds:
-            notes.append(f"no run measured the seconds that {codec} takes, so it takes none here.")
-    notes += not_known(constants, [*simulated.values()], [links])
-    return replace(step_time, simulated=log_seconds), kept, notes
+            warnings.append(
+                f"no run measured the seconds that {codec} takes, so it takes none here."
+            )
+    warnings += not_known(constants, [*simulated.values()], [links])
+    return replace(step_time, simulated=log_seconds), kept, warnings
 
 
 def _most_timed(step_time: StepTimeFit, strategy: str) -> float:

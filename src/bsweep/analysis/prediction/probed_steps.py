@@ -28,13 +28,12 @@ _RECORDED = {
 class Probed(NamedTuple):
     """The measurements in a file of `bsweep probe` of the ways of a study.
 
-    `ways` have the largest batches of the probe. `left_out` says in words what belongs to none of
-    them.
+    `ways` have the largest batches of the probe. `warnings` say what belongs to none of them.
     """
 
     timings: tuple[Timing, ...]
     ways: Mapping[str, Way]
-    left_out: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def probed(path: str | Path, ways: Mapping[str, Way], runs: pd.DataFrame) -> Probed:
@@ -51,9 +50,9 @@ def probed(path: str | Path, ways: Mapping[str, Way], runs: pd.DataFrame) -> Pro
     """
     probe, kept = read_probe(path), dict(ways)
     timings: list[Timing] = []
-    left_out: list[str] = []
+    warnings: list[str] = []
     if probe.workers and (difference := _unlike(probe.probed, runs)):
-        left_out.append(_left_out(path, "workers with the whole model", difference))
+        warnings.append(_left_out(path, "workers with the whole model", difference))
     else:
         timings += _of_whole(probe_timings(path), str(probe.probed.get("strategy.name")), ways)
     for split in probe.splits:
@@ -62,7 +61,7 @@ def probed(path: str | Path, ways: Mapping[str, Way], runs: pd.DataFrame) -> Pro
         difference = _unlike(split.probed, runs) if equal else "the runs have no such strategy"
         if difference:
             name = f"strategy={split.probed.get('strategy.name')} on {counted(workers, 'worker')}"
-            left_out.append(_left_out(path, name, difference))
+            warnings.append(_left_out(path, name, difference))
             continue
         for way in equal:
             examples = passes / way.local_batch(1, workers, 1)
@@ -72,7 +71,7 @@ def probed(path: str | Path, ways: Mapping[str, Way], runs: pd.DataFrame) -> Pro
             if split.stopped_by == "out_of_memory":
                 largest = {**way.largest, workers: split.largest_batch}
                 kept[way.name] = replace(way, largest=largest)
-    return Probed(tuple(timings), kept, tuple(left_out))
+    return Probed(tuple(timings), kept, tuple(warnings))
 
 
 def _of_whole(
