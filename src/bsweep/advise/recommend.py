@@ -56,7 +56,9 @@ def run(arguments: Sequence[str]) -> int:
     if inside_horovodrun():
         raise ValueError("bsweep recommend starts its own workers: leave horovodrun out")
     speeds, price = numbers("--speeds", options.speeds), options.price_per_worker_hour
-    larger = LargerClusters(tuple(options.network), None, price, options.measured_network, speeds)
+    larger = LargerClusters(
+        tuple(dict.fromkeys(options.network)), None, price, options.measured_network, speeds
+    )
     check_networks(larger)
     target = target_of(options.target_accuracy, options.target_loss)
     objective = parse_objective(options.objective, price)
@@ -64,17 +66,17 @@ def run(arguments: Sequence[str]) -> int:
     given = [*options.overrides, f"{SETTINGS[target.metric]}={target.value!r}"]
     configs = hydra_grid.composed(words.read(given))
     target = replace(target, part=configs[0].evaluated_part)
-    doubts = checks.check_all(configs)
+    warnings = checks.check_all(configs)
     for config in configs:
         result_of(config)  # refuses the run of a newer bsweep
     sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
     cells = _cells(configs, objective)
     check_points(configs, options.network)
-    search = Search(cells, doubts, given, target, objective, budget, price)
+    search = Search(cells, warnings, given, target, objective, budget, price)
     search.study_dir.mkdir(parents=True, exist_ok=True)
     with claims.registered(search.study_dir):
         end = search.lead()
-    return _tell(search, end, larger, options.json, options.verbose)
+    return _print(search, end, larger, options.json, options.verbose)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,7 +128,7 @@ def _cells(configs: Sequence[RunConfig], objective: Objective) -> dict[Key, list
         cells.setdefault(key, []).append(config)
     problems = [text for config in configs for text in _problems(config)]
     problems += [*_other_axes(configs), *_other_steps(configs)]
-    if objective.minimize == "joules" and not any(map(_may_tell_energy, configs)):
+    if objective.minimize == "joules" and not any(map(_may_know_energy, configs)):
         problems.append(
             "--objective joules: the processors of this machine do not report their energy, or you "
             "may not read it (/sys/class/powercap/intel-rapl:*/energy_uj). Use --objective "
@@ -218,7 +220,7 @@ def _other_steps(configs: Sequence[RunConfig]) -> Iterator[str]:
             )
 
 
-def _may_tell_energy(config: RunConfig) -> bool:
+def _may_know_energy(config: RunConfig) -> bool:
     """Return False if the given point names no hosts, would train on CPUs, and the energy use of
     this machine's CPUs cannot be read; otherwise return True.
 
@@ -233,13 +235,13 @@ def _may_tell_energy(config: RunConfig) -> bool:
     return not math.isnan(energy.Meter(torch.device("cpu"), counts_host=True).joules())
 
 
-def _tell(
+def _print(
     search: Search, end: Next, wanted: LargerClusters, as_json: bool, is_verbose: bool
 ) -> int:
     """Print the recommendation of a search, or why there is none, and return the exit code."""
     seen = search.observed()
     why = missing(seen) if seen else "no run was started."
-    prediction = None if why else search.prediction(NUM_DRAWS, search.objective)
+    prediction = None if why else search.prediction(seen, NUM_DRAWS, search.objective)
     lines = [_ENDS[end.ends].format(least=search.least), f"Budget: {search.budget_text()}."]
     if prediction is not None:
         # Starts and evaluations count for the search alone.
@@ -247,10 +249,10 @@ def _tell(
         cost = (
             f"The search cost as much as the steps of {number(trainings)} trainings of this cell."
         )
-        lines += [*_rate_told(search, prediction), cost]
+        lines += [*_best_rate(search, prediction), cost]
         if is_verbose:
             _ = prediction.leave_out  # what is computed is told
-    lines += filter(None, [_more(search, end, is_told=prediction is not None)])
+    lines += filter(None, [_next_run(search, end, is_recommended=prediction is not None)])
     larger, simulated = _larger(prediction, wanted)
     answer = prediction.brief() if prediction is not None else [f"No recommendation: {why}"]
     if as_json:
@@ -290,25 +292,18 @@ def _larger(
         simulated = on_networks(seen, fits, objective, larger_grid(seen), wanted)
     except ValueError as error:
         return [f"Larger clusters were not simulated: {error}"], None
-    first = f"Simulated with {simulated.network}{_best_of_larger(simulated)}"
+    first = f"Simulated with {simulated.network}"
+    if simulated.recommended["is_simulated"]:
+        first += f", and no part of the above: {simulated.brief()[0]}"
+    else:
+        limits = f" that --objective {objective.text} allows" if objective.max_workers else ""
+        first += f": no larger number of workers{limits} does better."
     new = [text for text in simulated.warnings if text not in prediction.warnings]
     lines = [first, *simulated.network_lines(), *(f"Warning: {text}" for text in new)]
     return lines, simulated
 
 
-def _best_of_larger(simulated: Prediction) -> str:
-    """Return the end of a sentence that says what the simulated cells of a prediction bring."""
-    if simulated.recommended["is_simulated"]:
-        return f", and no part of the above: {simulated.brief()[0]}"
-    objective, cells = simulated.objective, simulated.cells
-    if not objective.max_workers:
-        return ": no larger number of workers does better."
-    limits = f"no larger number of workers that --objective {objective.text} allows"
-    is_allowed = (cells["is_allowed"] & cells["is_simulated"]).any()
-    return f": {limits} does better." if is_allowed else f": there is {limits}."
-
-
-def _rate_told(search: Search, prediction: Prediction) -> list[str]:
+def _best_rate(search: Search, prediction: Prediction) -> list[str]:
     """Return a sentence on the learning rate of the recommended batch size, if the search has
     several.
     """
@@ -323,7 +318,7 @@ def _rate_told(search: Search, prediction: Prediction) -> list[str]:
     return [f"Use {RATE}={best:g}, the best of the rates run with batch size {batch} ({among})."]
 
 
-def _more(search: Search, end: Next, is_told: bool) -> str:
+def _next_run(search: Search, end: Next, is_recommended: bool) -> str:
     """Return a sentence on the run that the search would make next if it went on; empty if no run
     is left.
     """
@@ -341,7 +336,7 @@ def _more(search: Search, end: Next, is_told: bool) -> str:
         f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s "
         "continues."
     )
-    if not is_told:
+    if not is_recommended:
         most = " at most" * math.isnan(end.gain)
         return f"{duration(seconds)}{most} more would pay for a run of {named(cell)}: {again}"
     return (

@@ -89,10 +89,6 @@ class _Probe:
     num_parameters: Count | None = None
     sent_bytes: Amount = 0.0
 
-    def __post_init__(self) -> None:
-        if not self.problem and not self.step_seconds:
-            raise ValueError("step_seconds must be more than 0 if problem is empty")
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
@@ -136,7 +132,7 @@ class Search:
     Attributes:
         cells: The points of the grid by cell: global batch, workers, accumulation steps, and the
             name of the way of sharing the model.
-        doubts: Warnings about the points, by run folder.
+        warnings: Warnings about the points, by run folder.
         overrides: The command's overrides, from which the commands of single points are made.
         target: The accuracy or loss that runs are to reach.
         objective: What the best cell minimizes, and its limits.
@@ -145,7 +141,7 @@ class Search:
     """
 
     cells: dict[Key, list[RunConfig]]
-    doubts: dict[Path, list[str]]
+    warnings: dict[Path, list[str]]
     overrides: list[str]
     target: Target
     objective: Objective
@@ -158,12 +154,16 @@ class Search:
             firsts.setdefault(way, points[0])
         self.study_dir = next(iter(firsts.values())).study_dir
         self.strategies = {way: config.strategy for way, config in firsts.items()}
-        self.way_names = {c.run_id: cell[3] for cell, of in self.cells.items() for c in of}
+        self.way_names = {
+            config.run_id: cell[3] for cell, points in self.cells.items() for config in points
+        }
         self.kinds = {way: commands.planned(config).kind for way, config in firsts.items()}
         ways = {kind: way for way, kind in self.kinds.items()}
         kept = _read_kept(self._path)
-        self.probes = {(*one.cell, ways[one.kind]): one for one in kept.probes if one.kind in ways}
-        self.others = [one for one in kept.probes if one.kind not in ways]
+        self.probes = {
+            (*probe.cell, ways[probe.kind]): probe for probe in kept.probes if probe.kind in ways
+        }
+        self.others = [probe for probe in kept.probes if probe.kind not in ways]
         self.share = 0.0  # in worker-seconds, a part of the grid's predicted cost
         self.run_ids = [*kept.runs]
         self.num_train = kept.num_train if self.probes else None
@@ -203,15 +203,16 @@ class Search:
         """
         self._probe()
         while True:
-            prediction = self._best_known()
+            seen = self.observed()
+            prediction = self._best_known(seen)
             if prediction is not None and has_known_steps(prediction):
                 say(f"now: {_in_short(prediction)}")
-            coming, left = self._next(prediction)
+            coming, left = self._next(seen, prediction)
             if coming.ends or coming.offer is None:
                 return coming
             self._run(coming, coming.offer, prediction, left)
 
-    def _best_known(self) -> Prediction | None:
+    def _best_known(self, seen: Observed | None) -> Prediction | None:
         """Return the prediction of the best cell from the runs so far; None before any run has
         reached the target.
 
@@ -219,12 +220,12 @@ class Search:
         instead.
         """
         try:
-            return self.prediction(_DRAWS, self.objective)
+            return self.prediction(seen, _DRAWS, self.objective)
         except ValueError:
             if self.objective.deadline_seconds is None:
                 raise
             fastest = replace(self.objective, deadline_seconds=None, minimize="seconds")
-            return self.prediction(_DRAWS, fastest)
+            return self.prediction(seen, _DRAWS, fastest)
 
     def _probe(self) -> None:
         """Time a few steps of two cells for each number of workers, and of further cells as long
@@ -303,7 +304,7 @@ class Search:
                 key: (key[1], key[3]) != (workers, way) or key[0] / key[2] < batch / passes
                 for key in self.cells
             }
-            self.cells = {key: of for key, of in self.cells.items() if fits[key]}
+            self.cells = {key: points for key, points in self.cells.items() if fits[key]}
 
     def _learn_num_train(self, num_train: int) -> None:
         """Set the number of training examples in the points, if only the user's own program knew
@@ -363,26 +364,29 @@ class Search:
         ways = self.ways(seen)
         return replace(seen, ways=ways, probed=tuple(self._timings(ways)))
 
-    def prediction(self, num_draws: int, objective: Objective) -> Prediction | None:
+    def prediction(
+        self, seen: Observed | None, num_draws: int, objective: Objective
+    ) -> Prediction | None:
         """Return the predicted time and cost of reaching the target for the cells of the grid; None
         before any run has reached the target.
 
         Args:
+            seen: The runs so far, see `observed`.
             num_draws: The number of draws of the fit.
             objective: The objective by which the best cell is chosen.
 
         Raises:
             ValueError: If the objective allows no cell, or no run recorded what it minimizes.
         """
-        seen = self.observed()
         if seen is None or not seen.runs["reached"].eq(True).any():
             return None
         fits = fit(seen, num_draws, searched=[cell[0] for cell in self.cells])
         return predict_from(seen, fits, objective, sorted(self.cells), self.price)
 
-    def _next(self, prediction: Prediction | None) -> tuple[Next, dict[int, float]]:
+    def _next(
+        self, seen: Observed | None, prediction: Prediction | None
+    ) -> tuple[Next, dict[int, float]]:
         """Return the run that comes next, and the worker-seconds left for it; see `_left`."""
-        seen = self.observed()
         grid = self.grid(seen)
         offers = with_rates(self._offers(grid), self.rates, seen)
         if prediction is not None:
@@ -486,7 +490,7 @@ class Search:
             self.run_ids.append(config.run_id)
             self._keep()
         folder = paths_of(config).folder
-        status = _train(config, self.doubts[folder], max(1.0, seconds))
+        status = _train(config, self.warnings[folder], max(1.0, seconds))
         message = states.state_of_run(folder).message
         if status == "out_of_memory":
             self._does_not_fit(cell, 0.0, message or status)
@@ -556,19 +560,19 @@ def _typed(overrides: Sequence[str], config: RunConfig) -> list[str]:
     """
     typed = {text: text.lstrip("+").partition("=")[0] for text in overrides}
     others = [text for text, key in typed.items() if key not in AXES and not _of_way(key)]
-    own = {key: attrgetter(key)(config) for key in AXES}
+    settings = {key: attrgetter(key)(config) for key in AXES}
     for key in filter(_of_way, typed.values()):  # another strategy may have no such key
         name = "strategy.name" if key == "strategy" else key
         if hasattr(config.strategy, name.partition(".")[2]):
-            own[key] = attrgetter(name)(config)
-    return [*others, *(f"{key}={show(value)}" for key, value in own.items())]
+            settings[key] = attrgetter(name)(config)
+    return [*others, *(f"{key}={show(value)}" for key, value in settings.items())]
 
 
 def _of_way(key: str) -> bool:
     return key.partition(".")[0] == "strategy"
 
 
-def _train(config: RunConfig, doubts: list[str], seconds: float) -> str:
+def _train(config: RunConfig, warnings: list[str], seconds: float) -> str:
     """Run a point, ask its run to stop if it still trains after the given seconds, and return the
     status of the run.
 
@@ -591,7 +595,7 @@ def _train(config: RunConfig, doubts: list[str], seconds: float) -> str:
         return launch.launch(replace(request, on_poll=poll))
 
     try:
-        return run_point(config, doubts, progress, within)
+        return run_point(config, warnings, progress, within)
     except StopRequested as stop:
         if not asked or stop.by_signal:
             raise
