@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.conclusions.networks import OWN_LINKS, curves_of
-from bsweep.analysis.prediction.critical_batch import INTERVAL, CriticalBatch
+from bsweep.analysis.prediction.critical_batch import CriticalBatch
 from bsweep.analysis.prediction.fitting import Fits, leave_out
 from bsweep.analysis.prediction.forecast import Forecast
 from bsweep.analysis.prediction.missing_runs import more_evaluations, wanted_evaluations
@@ -24,8 +24,8 @@ from bsweep.analysis.prediction.objectives import (
     ChosenCell,
     Measure,
     Objective,
+    amount,
     gains,
-    log_objective,
 )
 from bsweep.analysis.prediction.seen_runs import Observed
 from bsweep.analysis.study.numbers import number, plain
@@ -295,11 +295,7 @@ class Prediction:
         return "leave_out" in vars(self)
 
     def _amount(self, place: int) -> str:
-        typical, of_run = (
-            log_objective(self.forecast, self.objective, is_run)[:, place]
-            for is_run in (False, True)
-        )
-        value, low, high = np.exp([np.median(typical), *np.quantile(of_run, INTERVAL)])
+        value, low, high = amount(self.forecast, self.objective, place)
         return f"{number(value)} {self._words.unit} (90 % interval {_interval(low, high)})"
 
     @property

@@ -129,6 +129,17 @@ def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False
     return np.asarray(logs + np.log(workers * rates))
 
 
+def amount(forecast: Forecast, objective: Objective, place: int) -> tuple[float, float, float]:
+    """Return what an objective minimizes in one cell: the median of typical runs, and the ends of
+    the 90 % prediction interval of one further run.
+    """
+    typical, of_run = (
+        log_objective(forecast, objective, is_run)[:, place] for is_run in (False, True)
+    )
+    value, low, high = np.exp([np.median(typical), *np.quantile(of_run, INTERVAL)])
+    return float(value), float(low), float(high)
+
+
 def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
     """Return a prediction's table of cells with added columns: whether a cell is allowed, and the
     probabilities that the cell meets the deadline, is the best and is close to the best.
@@ -185,16 +196,15 @@ def choose_cell(forecast: Forecast, objective: Objective) -> ChosenCell:
     place, *others = (int(cell) for cell in order)
     is_better = {cell: float((values[:, cell] < values[:, place]).mean()) for cell in others}
     likely = [cell for cell in others if is_better[cell] >= TELLS_APART]
-    run_values = log_objective(forecast, objective, of_run=True)[:, place]
-    low, high = np.exp(np.quantile(run_values, INTERVAL))
+    value, low, high = amount(forecast, objective, place)
     is_measured = table["num_reached"].gt(0) & table["measured_seconds"].notna()
     recommended = table.iloc[place]
     in_time = float(recommended["probability_in_time"])
     return ChosenCell(
         place=place,
-        value=float(np.exp(np.median(values[:, place]))),
-        low=float(low),
-        high=float(high),
+        value=value,
+        low=low,
+        high=high,
         probability_best=float(recommended["probability_best"]),
         probability_close=float(recommended["probability_close"]),
         alternatives=tuple(sorted(likely, key=lambda cell: -is_better[cell])),
