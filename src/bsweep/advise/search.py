@@ -39,7 +39,7 @@ from bsweep.analysis.conclusions.next_run import (
 from bsweep.analysis.conclusions.predicting import predict_from
 from bsweep.analysis.conclusions.prediction_texts import Prediction, cell_name
 from bsweep.analysis.prediction.fitting import fit
-from bsweep.analysis.prediction.forecast import Key, keys_of
+from bsweep.analysis.prediction.forecast import Key, batch_on_workers, keys_of
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
@@ -50,7 +50,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.target import Target
 from bsweep.config.values import Count, Name, Processes, shortened, show
 from bsweep.core import terminal
-from bsweep.core.words import counted, duration
+from bsweep.core.words import duration
 from bsweep.launch import LaunchRequest, Outcome
 from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested, request_stop
 from bsweep.runlog.files import RunPaths, write_json
@@ -546,7 +546,7 @@ def named(cell: Key) -> str:
     batch, workers, passes, way = cell
     in_passes = f" in {passes} passes" if passes > 1 else ""
     in_way = f" with {way}" if way else ""
-    return f"global batch {batch} on {counted(workers, 'worker')}{in_passes}{in_way}"
+    return f"{batch_on_workers(batch, workers)}{in_passes}{in_way}"
 
 
 def _most_steps(point: commands.Planned) -> float:

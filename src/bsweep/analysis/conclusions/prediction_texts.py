@@ -15,7 +15,7 @@ import pandas as pd
 from bsweep.analysis.conclusions.networks import OWN_LINKS, curves_of
 from bsweep.analysis.prediction.critical_batch import CriticalBatch
 from bsweep.analysis.prediction.fitting import Fits, leave_out
-from bsweep.analysis.prediction.forecast import Forecast
+from bsweep.analysis.prediction.forecast import Forecast, batch_on_workers
 from bsweep.analysis.prediction.missing_runs import more_evaluations, wanted_evaluations
 from bsweep.analysis.prediction.objectives import (
     CLOSE,
@@ -532,12 +532,9 @@ def cell_name(cell: pd.Series[Any]) -> str:
     """Return the name of a row of `Prediction.cells`, or of another table with its columns."""
     local = f"{cell['local_batch']:g}"
     passes = f" in {cell['passes']} passes" if cell["passes"] > 1 else ""
-    name = (
-        f"global batch {int(cell['global_batch'])} on "
-        f"{counted(int(cell['num_workers']), 'worker')} (local batch {local}{passes})"
-    )
-    way = cell.get("way", "")
-    return f"{name} with {way}" if way else name
+    name = batch_on_workers(int(cell["global_batch"]), int(cell["num_workers"]))
+    in_way = f" with {cell['way']}" if cell["way"] else ""
+    return f"{name} (local batch {local}{passes}){in_way}"
 
 
 def _marked(cell: pd.Series[Any]) -> str:

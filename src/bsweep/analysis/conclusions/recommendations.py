@@ -30,6 +30,7 @@ from bsweep.analysis.prediction.comparable_runs import (
     unsynchronised,
     where_options,
 )
+from bsweep.analysis.prediction.forecast import batch_on_workers
 from bsweep.analysis.prediction.missing_runs import evaluated_once
 from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.columns import role
@@ -382,8 +383,7 @@ def _of_one_size(study: Study, target: Target | None) -> str:
     what, why = "a batch size", f"all runs have a global batch of {batch}"
     if len(counts) == 1:
         what += " or a worker count"
-        workers = counted(counts[0], "worker")
-        why = f"there is only one cell (global batch {batch} on {workers})"
+        why = f"there is only one cell ({batch_on_workers(batch, counts[0])})"
     grid = f"local_batch={sizes} num_workers={','.join(map(str, counts))} study={study.name}"
     return (
         f"No recommendation of {what}: {why}. Run at least one more batch size (two to check the "

@@ -23,6 +23,7 @@ from bsweep.analysis.prediction.seen_runs import CELL, Observed, to_target_of
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.prediction.steps import StepsFit
 from bsweep.analysis.prediction.ways import Way
+from bsweep.core.words import counted
 
 PARTS = ("fixed", "computing", "large_batch", "bubble", "exchange", "waiting")
 
@@ -46,6 +47,11 @@ Key = tuple[int, int, int, str]
 """A cell in the order of `CELL`: global batch, workers, passes; and the name of the way of sharing
 the model, which is empty if the runs have one.
 """
+
+
+def batch_on_workers(batch: int, workers: int) -> str:
+    """Return the batch size and the workers of a cell in words."""
+    return f"global batch {batch} on {counted(workers, 'worker')}"
 
 
 def keys_of(cells: pd.DataFrame) -> list[Key]:

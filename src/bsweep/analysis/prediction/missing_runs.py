@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from bsweep.analysis.prediction.forecast import batch_on_workers
 from bsweep.analysis.prediction.seen_runs import Observed, exact_batches
 from bsweep.analysis.study.beside_others import timed_beside
 from bsweep.analysis.study.numbers import number
@@ -111,7 +112,8 @@ def _best_of(runs: pd.DataFrame, target: Target) -> str:
     best = known.sort_values("best", ascending=target.metric == "test_loss").iloc[0]
     return (
         f"The best median of three evaluations is {number(float(best['best']))} (last evaluation: "
-        f"{number(float(best['last']))}), at global batch {best['global_batch']} on "
-        f"{counted(best['num_workers'], 'worker')} after {number(float(best['trained_epochs']))} "
-        "epochs. Choose a target that runs reach, or train longer."
+        f"{number(float(best['last']))}), at "
+        f"{batch_on_workers(best['global_batch'], best['num_workers'])} after "
+        f"{number(float(best['trained_epochs']))} epochs. Choose a target that runs reach, or "
+        "train longer."
     )

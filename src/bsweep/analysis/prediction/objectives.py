@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.prediction.critical_batch import INTERVAL
-from bsweep.analysis.prediction.forecast import Forecast
+from bsweep.analysis.prediction.forecast import Forecast, batch_on_workers
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.study.numbers import number
 from bsweep.config.values import check_above_zero, did_you_mean, parse_seconds
-from bsweep.core.words import counted
 
 Measure = Literal["seconds", "worker_seconds", "money", "joules"]
 
@@ -228,9 +227,10 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
     nearest = possible.sort_values(order, ascending=[False, True]).iloc[0]
     return (
         f"objective {objective.text!r}: no cell meets the deadline with a probability of "
-        f"{SURE:g} or more. The nearest is global batch {nearest['global_batch']} on "
-        f"{counted(nearest['num_workers'], 'worker')}, with {nearest['probability_in_time']:.2f} "
-        f"(median {number(nearest['seconds'])} s). Allow more time or more workers."
+        f"{SURE:g} or more. The nearest is "
+        f"{batch_on_workers(nearest['global_batch'], nearest['num_workers'])}, with "
+        f"{nearest['probability_in_time']:.2f} (median {number(nearest['seconds'])} s). Allow "
+        "more time or more workers."
     )
 
 
