@@ -28,7 +28,6 @@ from bsweep.analysis.prediction.forecast import Key, are_unreached, keys_of
 from bsweep.analysis.prediction.objectives import (
     LEAST_GAIN,
     SURE,
-    ChosenCell,
     log_objective,
 )
 from bsweep.analysis.prediction.seen_runs import Observed, exact_batches
@@ -303,7 +302,7 @@ def next_run(
             offer for offer in offers if offer.cell[0] not in known and not offer.cell[0] <= most
         ]
     table = _gains(grid, offers, prediction)
-    is_over = is_known and is_sure(prediction.choice)
+    is_over = is_known and prediction.choice.probability_close >= SURE
     if table.empty:
         return Next(None, 0.0, 0.0, "sure" if is_over else "runs")
     worth = table[table["gain"] >= LEAST_GAIN] if is_known else table
@@ -318,13 +317,6 @@ def next_run(
     ]
     proving = table[is_paid & np.array(proves)]
     return _best(proving, "") if len(proving) else _best(table, "sure" if is_over else "gain")
-
-
-def is_sure(choice: ChosenCell) -> bool:
-    """Return True if the recommended cell is within 5 % (`CLOSE`) of the best cell with a
-    probability of at least 0.9 (`SURE`).
-    """
-    return choice.probability_close >= SURE
 
 
 def _gains(grid: Grid, offers: Sequence[Offer], prediction: Prediction) -> pd.DataFrame:

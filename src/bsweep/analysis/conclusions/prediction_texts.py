@@ -387,17 +387,17 @@ class Prediction:
         """Return the recommended cell for `as_json`, and which cells are near it."""
         choice = asdict(self.choice)
         del choice["place"]
-        near = (("runner_up", self.choice.runner_up), ("measured", self.choice.measured))
         return {
             **{str(name): value for name, value in self.recommended.items()},
             **choice,
             "alternatives": [self._key(place) for place in self.choice.alternatives],
-            **{name: None if place is None else self._key(place) for name, place in near},
+            "runner_up": self._key(self.choice.runner_up),
+            "measured": self._key(self.choice.measured),
         }
 
-    def _key(self, place: int) -> dict[str, Any]:
+    def _key(self, place: int | None) -> dict[str, Any] | None:
         names = ["global_batch", "num_workers", "passes", "way", "local_batch"]
-        return {name: self.cells[name].iloc[place] for name in names}
+        return None if place is None else {name: self.cells[name].iloc[place] for name in names}
 
     def _warning_lines(self) -> Iterator[str]:
         if self._has_errors:

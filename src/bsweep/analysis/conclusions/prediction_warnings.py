@@ -18,6 +18,7 @@ from bsweep.analysis.prediction.comparable_runs import schedule
 from bsweep.analysis.prediction.fitting import Fits
 from bsweep.analysis.prediction.likelihood import CellRuns
 from bsweep.analysis.prediction.missing_runs import bounded
+from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.seen_runs import Observed, exact_batches, rate_rule
 from bsweep.analysis.study import mixture
 from bsweep.analysis.study.beside_others import timed_beside
@@ -166,8 +167,9 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
         worst, sentence = -np.inf, ""
         for small, large in combinations(sorted(runs), 2):
             more, less = (small, large) if each else (large, small)
-            least = _bound(runs[more], "below") + each * np.log(more)
-            most = _bound(runs[less], "above") + each * np.log(less)
+            slow, fast = runs[more], runs[less]
+            least = _mean_bound(slow.exact, slow.above, slow.below) + each * np.log(more)
+            most = _mean_bound(fast.exact, fast.below, fast.above) + each * np.log(less)
             counts = np.array([len(runs[batch].exact) for batch in (more, less)])
             error = sigma * np.sqrt((1 / counts).sum()) if counts.all() else 0.0
             if least >= most + _BEYOND_CHANCE * error and least - most > worst:
@@ -186,17 +188,12 @@ def contradictions(runs: Mapping[float, CellRuns], sigma: float, rule: str) -> I
             )
 
 
-def _bound(runs: CellRuns, unknown: str) -> float:
-    """Return a bound of the mean log steps that runs need to reach the target.
-
-    Args:
-        runs: The runs.
-        unknown: `below` for a lower bound, which is NaN if only an upper one is known of a run;
-            `above` for an upper bound. It is NaN, too, if there are no runs.
+def _mean_bound(exact: Array, bounds: Array, others: Array) -> float:
+    """Return a bound of the mean log steps that runs need to reach the target, from their steps and
+    their bounds of one kind; NaN if there are no runs, or some have a bound of the other kind only.
     """
-    bounds = {"below": runs.above, "above": runs.below}[unknown]
-    known = [*runs.exact, *bounds]
-    return float(np.mean(known)) if known and not len(getattr(runs, unknown)) else np.nan
+    known = [*exact, *bounds]
+    return float(np.mean(known)) if known and not len(others) else np.nan
 
 
 def _of_other_steps(runs: pd.DataFrame) -> Iterator[str]:

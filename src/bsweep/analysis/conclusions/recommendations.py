@@ -25,7 +25,7 @@ from bsweep.analysis.conclusions.predicting import predict
 from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.conclusions.simulated import check_networks
 from bsweep.analysis.prediction.comparable_runs import (
-    distinguishing,
+    differing,
     of_one_batch,
     unsynchronised,
     where_options,
@@ -295,14 +295,12 @@ def parts(study: Study) -> list[tuple[str, Study]]:
         return [("", study)]
     # `predict` itself takes the best of several base rates.
     best = tuned(fixed) if rate_settings(fixed.runs) != ["lr"] else fixed
-    keys, filled = distinguishing(best.runs), keyed(best.runs)
-    differing = [name for name in keys if filled[name].nunique() > 1 and name != "lr"]
-    if not differing:
+    names = [*differing(best.runs)]
+    if not names:
         return [("", best)]
-    groups = filled.groupby(differing, sort=False)
     runs = [
-        (settings_in_words(differing, key), best.runs.loc[group.index, "run_id"])
-        for key, group in groups
+        (settings_in_words(names, key), best.runs.loc[group.index, "run_id"])
+        for key, group in keyed(best.runs).groupby(names, sort=False)
     ]
     runs.sort(key=lambda part: -len(part[1]))
     return [(where, with_runs(best, best.runs["run_id"].isin(run_ids))) for where, run_ids in runs]

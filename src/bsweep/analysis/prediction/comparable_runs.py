@@ -26,6 +26,7 @@ _NO_DIFFERENCE = (
     "accumulation_steps",
 )  # fmt: skip
 _MEASURING = "measure."
+_MAY_DIFFER = ("num_workers", "local_batch", "lr")  # beside the way of splitting the model
 _MOST_OPTIONS = 8  # parts of a study that a message names
 
 
@@ -72,16 +73,6 @@ def schedule(runs: pd.DataFrame) -> str:
     return " or ".join(map(str, schedules)) or "constant"
 
 
-def distinguishing(runs: pd.DataFrame) -> list[str]:
-    """Return the names of the columns that tell the cells of runs apart and that matter to a
-    prediction, except batch size and workers.
-
-    One of them may be `lr`, in which comparable runs may differ. See `keyed`.
-    """
-    names = cell_keys(_without_irrelevant(runs))
-    return [name for name in names if name not in ("num_workers", "local_batch")]
-
-
 def unsynchronised(study: Study, runs: pd.DataFrame) -> list[str]:
     """Return the names of the strategies of those runs whose workers do not take every step
     together.
@@ -110,7 +101,7 @@ def refuse_mixed(all_runs: pd.DataFrame, runs: pd.DataFrame) -> None:
     Batch size, workers, passes of a step, the way of splitting the model, learning rate and seed
     may differ.
     """
-    values = _differing(runs)
+    values = differing(runs)
     if not values or (values.keys() == {"variant"} and differ_in_ways_alone(runs)):
         return
     remedy = f"Choose one part: {where_options(all_runs, runs)}."
@@ -138,7 +129,7 @@ def where_options(
         runs: The runs to choose from.
         among: The runs whose differing settings become options, by default `runs`.
     """
-    names = list(_differing(runs if among is None else among))
+    names = list(differing(runs if among is None else among))
     texts = keyed(all_runs).loc[runs.index, names].map(setting_text)
     counts = texts.groupby(names, sort=False).size().sort_values(ascending=False, kind="stable")
     shown = []
@@ -150,24 +141,19 @@ def where_options(
     return "; ".join([*shown[:_MOST_OPTIONS], *[f"and {more} more"] * (more > 0)])
 
 
-def _differing(runs: pd.DataFrame) -> dict[str, list[str]]:
+def differing(runs: pd.DataFrame) -> dict[str, list[str]]:
     """Return the settings, with their values, in which runs differ so that they cannot be
-    compared.
+    compared; see `keyed`.
     """
-    known = keyed(_without_irrelevant(runs))
-    values = {name: sorted(set(map(setting_text, known[name]))) for name in distinguishing(runs)}
-    return {name: texts for name, texts in values.items() if len(texts) > 1 and name != "lr"}
-
-
-def _without_irrelevant(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs without the settings that make no difference to a prediction."""
     # At a constant rate a longer run is the same run, continued.
     length = ("planned_epochs",) if schedule(runs) == "constant" else ()
-    names = [str(name) for name in runs]
-    return runs.drop(
-        columns=[
-            name
-            for name in names
-            if name in (*_NO_DIFFERENCE, *length) or name.startswith(_MEASURING)
-        ]
-    )
+    irrelevant = [
+        name
+        for name in map(str, runs)
+        if name in (*_NO_DIFFERENCE, *length) or name.startswith(_MEASURING)
+    ]
+    kept = runs.drop(columns=irrelevant)
+    known = keyed(kept)
+    names = [name for name in cell_keys(kept) if name not in _MAY_DIFFER]
+    values = {name: sorted(set(map(setting_text, known[name]))) for name in names}
+    return {name: texts for name, texts in values.items() if len(texts) > 1}

@@ -27,9 +27,8 @@ from bsweep.analysis.study.targets import crossings
 from bsweep.core.words import counted
 
 INTERVAL = (0.05, 0.95)  # quantiles at the ends of every 90 % interval
-_NOISE_FACTOR = (
-    3.0  # one standard deviation between a noise scale and the critical batch of steps to a target
-)
+# One standard deviation between a noise scale and the critical batch of steps to a target.
+_NOISE_FACTOR = 3.0
 _FEWEST_RECORDS = 8  # Fewer records of a noise scale are too few for a bootstrap.
 _NUM_BOOTSTRAPS = 2000
 _MOST_WIDTH = 0.7  # of the prior's width; a wider posterior owes too little to the runs

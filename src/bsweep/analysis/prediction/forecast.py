@@ -224,12 +224,9 @@ def _parts(
         excess = batch / (batch + steps.critical_batch)  # the share of B S(B) examples beyond E_min
         held_up = float(exchange.mean())
         waits = held_up * share if key.num_workers > 1 else np.nan
-        useful, further = (
-            float(np.mean(computing * (1 - excess))),
-            float(np.mean(computing * excess)),
-        )
-        parts = float(fixed.mean()), useful, further, float(bubble.mean())
-        rows.append((*parts, held_up - np.nan_to_num(waits), waits))
+        parts = (fixed, computing * (1 - excess), computing * excess, bubble)
+        means = [float(np.mean(part)) for part in parts]
+        rows.append((*means, held_up - np.nan_to_num(waits), waits))
     return pd.DataFrame(rows, columns=[f"{name}_seconds" for name in PARTS])
 
 
@@ -296,24 +293,19 @@ def _beyond(
     for cell, key in zip(table.to_dict("records"), keys, strict=True):
         alike = [other for other in timed if other.form.strategy == key.form.strategy]
         group = cell["local_batch"] / key.local_batch  # workers that compute the same examples
-        known: dict[str, Sequence[float]] = {
-            "global_batch": batches,
-            "local_batch": [other.local_batch * group for other in alike],
-            "num_workers": [other.num_workers for other in alike],
-        }
-        words = []
-        for name, values in known.items():
-            least, most, value = min(values), max(values), cell[name]
-            if not least <= value <= most:
-                words.append(_beyond_words(name, f"{value:g}", f"{least:g}", f"{most:g}"))
-        texts.append(", ".join(words))
+        known: list[tuple[str, str, str, Sequence[float]]] = [
+            ("global_batch", "global batch", "run", batches),
+            ("local_batch", "local batch", "timed", [other.local_batch * group for other in alike]),
+            ("num_workers", "number of workers", "timed", [other.num_workers for other in alike]),
+        ]
+        beyond = []
+        for name, words, verb, values in known:
+            least, most = min(values), max(values)
+            if not least <= cell[name] <= most:
+                between = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+                beyond.append(f"{words} {cell[name]:g} ({verb}: {between})")
+        texts.append(", ".join(beyond))
     return texts
-
-
-def _beyond_words(name: str, value: str, least: str, most: str) -> str:
-    between = least if least == most else f"{least} to {most}"
-    words = "number of workers" if name == "num_workers" else name.replace("_", " ")
-    return f"{words} {value} ({'run' if name == 'global_batch' else 'timed'}: {between})"
 
 
 def problems_of_cells(runs: pd.DataFrame, table: pd.DataFrame, way: Way) -> list[str]:

@@ -22,9 +22,8 @@ Measure = Literal["seconds", "worker_seconds", "money", "joules"]
 CLOSE = 0.05  # Cells within this fraction of the best count as equally good.
 LEAST_GAIN = 0.005  # A run with a smaller gain is not worthwhile.
 SURE = 0.9  # the probability required of meeting a deadline, and of a sure choice
-TELLS_APART = (
-    0.05  # A cell that is better with a smaller probability is told from the recommended one.
-)
+# A cell that is better with a smaller probability is told from the recommended one.
+TELLS_APART = 0.05
 _MEASURES: dict[str, Measure] = {
     "fastest": "seconds", "cheapest": "worker_seconds", "joules": "joules",
 }  # fmt: skip

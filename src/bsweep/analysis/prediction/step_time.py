@@ -57,9 +57,8 @@ Kind = Literal["step", "compute", "exposed", "exchange"]
 
 _SPREAD_FACTOR, _COMPUTE_FACTOR, _MEASURED_FACTOR = 2.0, 2.0, 3.0
 _MOST_FITTED = 48  # cells and kinds from which the parameters come
-_CLOCK_SPREAD = (
-    0.25  # extra spread of a run's exchange times: other clocks took them, computing disturbs them
-)
+# Extra spread of a run's exchange times: other clocks took them, and computing disturbs them.
+_CLOCK_SPREAD = 0.25
 
 
 class Form(NamedTuple):
