@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -115,54 +116,41 @@ def cells_of(runs: Iterable[CellRuns], weights: Sequence[Array] | None = None) -
     return Cells(known, tuple(weights), count, weight, means, withins, resolution, censored)
 
 
-def weights_of(keys: Iterable[Hashable], cells: Cells) -> Weights:
-    """Return the weights of the cells' runs, given the keys of the cells in order."""
-    return {
-        (key, float(value)): float(weight)
-        for key, runs, weights in zip(keys, cells.runs, cells.weights, strict=True)
-        for value, weight in zip(runs.exact, weights, strict=True)
-    }
-
-
-def weighted(keys: Iterable[Hashable], runs: Iterable[CellRuns], weights: Weights | None) -> Cells:
-    """Return the runs of several cells with weights that were found before, if there are some,
-    given the keys of the cells in order.
-    """
-    known = tuple(runs)
-    if weights is None:
-        return cells_of(known)
-    weights_of_cells = [
-        np.array([weights[key, float(value)] for value in cell.exact])
-        for key, cell in zip(keys, known, strict=True)
-    ]
-    return cells_of(known, weights_of_cells)
-
-
 def fitted(
-    cells: Cells,
+    runs: Mapping[Any, CellRuns],
     expected: Callable[[Array, Sequence[int]], tuple[Array, Array, Array]],
     num_parameters: int,
     num_draws: int,
-    seed: int,
+    seeds: tuple[int, int],
     chosen: Sequence[int] | None = None,
-    *,
-    is_weighted: bool = False,
-) -> tuple[Cells, Array]:
-    """Return the cells with the weights of their runs, and draws from the posterior of a model's
-    parameters.
+    weights: Weights | None = None,
+) -> tuple[Array, Array, Weights]:
+    """Fit a model to the runs of several cells.
 
     Args:
-        cells: The cells and their runs.
+        runs: The runs of each cell, by a key of the cell.
         expected: A function from points of shape (n, num_parameters) and places of cells to the
             model's logarithms, sigma and tau, as `log_likelihood` takes them.
         num_parameters: The number of parameters, all standard normal a priori.
         num_draws: The number of draws.
-        seed: The seed of the random numbers.
+        seeds: The seed of the random numbers, and a second one for those of the effects.
         chosen: Places of the cells from which the parameters come; None for all.
-        is_weighted: True if the runs have their weights already, so that none are estimated.
+        weights: The weights of the runs from another fit; None: they are estimated.
+
+    Returns:
+        Draws from the posterior of the parameters, of shape (draws, num_parameters), draws of the
+        cells' effects, of shape (draws, cells), and the weights of the runs.
     """
-    places = list(range(len(cells.runs)) if chosen is None else chosen)
-    num_pilots = 0 if is_weighted else _PILOTS
+    cells, seed = cells_of(runs.values()), seeds[0]
+    if weights is not None:
+        known = [
+            np.array([weights[key, float(value)] for value in cell.exact])
+            for key, cell in runs.items()
+        ]
+        cells = cells_of(cells.runs, known)
+    everywhere = range(len(cells.runs))
+    places = list(everywhere if chosen is None else chosen)
+    num_pilots = _PILOTS if weights is None else 0
     for pilot in range(num_pilots + 1):
         fitted_cells = cells_of(
             [cells.runs[place] for place in places], [cells.weights[place] for place in places]
@@ -176,8 +164,15 @@ def fitted(
         points = posterior(height, num_parameters, draws, seed)
         if pilot < num_pilots:
             rng = np.random.default_rng([seed, 4, pilot])
-            cells = _weighed(cells, *expected(points, range(len(cells.runs))), rng)
-    return cells, points
+            cells = _weighed(cells, *expected(points, everywhere), rng)
+    rng = np.random.default_rng(seeds)
+    effects = draw_effects(cells, *expected(points, everywhere), rng)
+    estimated = {
+        (key, float(value)): float(weight)
+        for key, cell, of_runs in zip(runs, cells.runs, cells.weights, strict=True)
+        for value, weight in zip(cell.exact, of_runs, strict=True)
+    }
+    return points, effects, estimated
 
 
 def _weighed(

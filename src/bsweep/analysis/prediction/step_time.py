@@ -221,8 +221,7 @@ def fit_step_time(
     for timing in timings:
         grouped[timing.kind, timing.cell].append(timing.seconds)
     keys = sorted(grouped)
-    runs = [likelihood.cell_runs(grouped[key]) for key in keys]
-    cells = likelihood.weighted(keys, runs, weights)
+    runs = {key: likelihood.cell_runs(grouped[key]) for key in keys}
     kinds = np.array([kind for kind, _ in keys])
     prior = _Prior.of(timings, across_from is not None, byte_seconds)
     rows = _rows([cell for _, cell in keys], tuple(prior.is_split))
@@ -234,12 +233,10 @@ def fit_step_time(
         seconds = _seconds(coefficients, further, rows[places], kinds[places], across_from)
         return np.log(seconds), sigma, np.hypot(tau[:, None], clock[places])
 
-    cells, points = likelihood.fitted(
-        cells, expected, prior.num_parameters, num_draws, seed,
-        likelihood.evenly(len(keys), _MOST_FITTED), is_weighted=weights is not None,
-    )  # fmt: skip
-    rng = np.random.default_rng([seed, 2])
-    effects = likelihood.draw_effects(cells, *expected(points, range(len(keys))), rng)
+    chosen = likelihood.evenly(len(keys), _MOST_FITTED)
+    points, effects, weights = likelihood.fitted(
+        runs, expected, prior.num_parameters, num_draws, (seed, 2), chosen, weights
+    )
     *coefficients, sigma, tau = prior.parameters(points)
     whole = np.flatnonzero(kinds == "step")
     timed = tuple(cell for kind, cell in keys if kind == "step")
@@ -247,7 +244,7 @@ def fit_step_time(
     fixed, per_example, sync, per_worker, across, across_per_worker, overlap = coefficients
     return StepTimeFit(
         timed, fixed, per_example, sync, per_worker, across, across_per_worker, overlap, sigma,
-        tau, effects[:, whole], passed, likelihood.weights_of(keys, cells), across_from, seed,
+        tau, effects[:, whole], passed, weights, across_from, seed,
         tuple(prior.is_split), prior.further(points),
     )  # fmt: skip
 

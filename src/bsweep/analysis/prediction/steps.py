@@ -99,10 +99,9 @@ def fit_steps(
     At least one run must have reached the target, or have an upper bound of its steps. With the
     `weights` of another fit to these runs and others, none are estimated, which halves the time.
     """
-    batches = tuple(sorted(runs))
-    groups = [runs[batch] for batch in batches]
-    cells = likelihood.weighted(batches, groups, weights)
-    levels = np.concatenate([np.concatenate([group.exact, group.below]) for group in groups])
+    runs = dict(sorted(runs.items()))
+    batches = tuple(runs)
+    levels = np.concatenate([np.concatenate([cell.exact, cell.below]) for cell in runs.values()])
     assert len(levels), "no run reached the target"
     middle = float(np.exp(np.mean(np.log(batches))))
     prior = known or CriticalBatchPrior(middle, CRITICAL_FACTOR)
@@ -119,19 +118,14 @@ def fit_steps(
             _MISSED * _SPREAD_FACTOR ** points[:, 3],
         )
 
-    def model(log_minimum: Array, critical: Array) -> Array:
-        return np.asarray(log_minimum[:, None] + np.log1p(critical[:, None] * inverse))
-
     def expected(points: Array, places: Sequence[int]) -> tuple[Array, Array, Array]:
         log_minimum, critical, sigma, tau = parameters(points)
-        return model(log_minimum, critical)[:, places], sigma, tau
+        model = log_minimum[:, None] + np.log1p(critical[:, None] * inverse)
+        return model[:, places], sigma, tau
 
-    cells, points = likelihood.fitted(
-        cells, expected, 4, num_draws, seed, is_weighted=weights is not None
+    points, effects, weights = likelihood.fitted(
+        runs, expected, 4, num_draws, (seed, 1), weights=weights
     )
     log_minimum, critical, sigma, tau = parameters(points)
-    rng = np.random.default_rng([seed, 1])
-    effects = likelihood.draw_effects(cells, model(log_minimum, critical), sigma, tau, rng)
     minimum = np.exp(log_minimum)
-    weights = likelihood.weights_of(batches, cells)
     return StepsFit(batches, minimum, minimum * critical, sigma, tau, effects, weights, seed)
