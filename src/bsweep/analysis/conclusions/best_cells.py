@@ -173,8 +173,8 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     """Yield sentences that name the fastest of the accurate cells, with its rivals, the most
     accurate cell, and the fastest one, as far as they differ.
     """
-    metrics = [name for name in ("test_accuracy", "train_accuracy") if learned[name].notna().any()]
-    metric = metrics[0] if metrics else ""
+    accuracies = ("test_accuracy", "train_accuracy")
+    metric = next((name for name in accuracies if learned[name].notna().any()), "")
     part = "training" if metric == "train_accuracy" else evaluated_part(study.runs)
     accuracy = score_said("test_accuracy", part)
     by_time = learned.sort_values("train_seconds", kind="stable")
@@ -182,7 +182,7 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     candidates = fastest_accurate(learned)
     # No cell has a time, no accurate cell has one, or all runs ended before their first epoch.
     if candidates.empty and metric:
-        best = learned.sort_values(metric, ascending=False, kind="stable").iloc[0]
+        best = by_accuracy.iloc[0]
         scored = f"{best['words']}, with {accuracy} {_both(best, metric)}"
         yield f"Most accurate: {scored} ({_seeds(best['n'])})."
     if candidates.empty:

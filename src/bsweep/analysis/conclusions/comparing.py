@@ -142,11 +142,11 @@ class Comparison:
         """Return a sentence that compares one measure of all common cells of a study with the
         reference; empty if no common cell has this measure.
         """
-        of_study = self.cells[self.cells["study"] == other]
-        cells = of_study[of_study["measure"] == measure]
+        compared = self.cells[self.cells["study"] == other]
+        cells = compared[compared["measure"] == measure]
         values, target = cells["change"].dropna(), cells["target"].iat[0]
         refused = self._refused(cells, other) if measure == "step_seconds" else ""
-        steps = of_study.loc[of_study["measure"] == "step_seconds", "compared"]
+        steps = compared.loc[compared["measure"] == "step_seconds", "compared"]
         left_out = _left_out(cells, steps.to_numpy()) if measure == "seconds_to_target" else []
         if values.empty:
             clauses = ", ".join(left_out)
@@ -186,7 +186,7 @@ class Comparison:
         values = zip(hardware["key"], hardware[self.studies[0]], hardware[other], strict=True)
         return (
             f"Times of {other} are not compared in {counted(count, 'cell')}, because the hardware "
-            f"differs ({'; '.join(f'{key} {one} / {two}' for key, one, two in values)}). To "
+            f"differs ({'; '.join(f'{key} {before} / {now}' for key, before, now in values)}). To "
             "compare them all the same, use --across-hardware."
         )
 
