@@ -18,7 +18,11 @@ import bsweep
 from bsweep.analysis.prediction.critical_batch import branches_of
 from bsweep.analysis.prediction.forecast import PARTS, Forecast
 from bsweep.analysis.prediction.likelihood import cell_runs
-from bsweep.analysis.prediction.objectives import choose_cell, parse_objective
+from bsweep.analysis.prediction.objectives import (
+    choose_cell,
+    parse_objective,
+    with_probabilities,
+)
 from bsweep.analysis.prediction.seen_runs import chosen_too_low, observed
 from bsweep.analysis.prediction.step_time import Cell
 from bsweep.analysis.prediction.steps import fit_steps
@@ -450,7 +454,8 @@ def test_the_best_measured_cell_stands_beside_an_unmeasured_one() -> None:
     logs = np.stack([rng.normal(-0.05, 1.0, 2000), rng.normal(0.0, 0.05, 2000)], axis=1)
     cells = pd.DataFrame({"problem": "", "is_unreached": False, "num_workers": 1,
                           "num_reached": [0, 1], "measured_seconds": [np.nan, 1.0]})  # fmt: skip
-    choice = choose_cell(Forecast(cells, logs, logs), parse_objective("fastest"))
+    fastest = parse_objective("fastest")
+    choice = choose_cell(with_probabilities(Forecast(cells, logs, logs), fastest), fastest)
     assert (choice.place, choice.measured) == (0, 1)
 
 

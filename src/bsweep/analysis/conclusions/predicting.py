@@ -122,6 +122,7 @@ def predict_from(
     were made before; see `predict`.
     """
     predicted = forecast(seen, fits.steps, fits.step_time, cells, price_per_worker_hour)
+    predicted = with_probabilities(predicted, objective)
     choice = choose_cell(predicted, objective)
     warnings = warnings_of(seen, fits, predicted.cells, choice.place)
     return Prediction(
@@ -129,7 +130,6 @@ def predict_from(
         target=seen.target,
         objective=objective,
         choice=choice,
-        cells=with_probabilities(predicted, objective),
         rate_rule=rate_rule(seen),
         warnings=tuple(dict.fromkeys(warnings)),
         seen=seen,

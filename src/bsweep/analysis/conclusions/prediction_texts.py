@@ -60,7 +60,6 @@ class Prediction:
     """The result of `bsweep.predict`: the predicted time to a target for each cell of a grid, and
     the recommended cell.
 
-    `cells` has a row for each cell of the grid, see `forecast` and `with_probabilities`.
     `rate_rule` is the learning-rate rule for which all of it holds. `network` are the links of
     simulated cells, in words, and empty if none are simulated. `others` are the predictions for
     further networks. `not_predicted` says why networks or numbers of workers that were asked for
@@ -71,7 +70,6 @@ class Prediction:
     target: Target
     objective: Objective
     choice: ChosenCell
-    cells: pd.DataFrame
     rate_rule: str
     warnings: tuple[str, ...]
     seen: Observed
@@ -80,6 +78,11 @@ class Prediction:
     network: str = ""
     others: tuple[Prediction, ...] = ()
     not_predicted: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """A table with a row for each cell of the grid; see `forecast` and `with_probabilities`."""
+        return self.forecast.cells
 
     @property
     def recommended(self) -> pd.Series[Any]:
@@ -141,8 +144,7 @@ class Prediction:
             The table.
         """
         sigma = np.hypot(self.fitted.steps.sigma, self.fitted.step_time.sigma)
-        is_allowed = self.cells["is_allowed"]
-        return self.cells.assign(gain=gains(self.forecast, self.objective, is_allowed, sigma))
+        return self.cells.assign(gain=gains(self.forecast, self.objective, sigma))
 
     def next_cell(self) -> pd.Series[Any] | None:
         """Return the cell to run next: the recommended one if its runs did not measure the time to

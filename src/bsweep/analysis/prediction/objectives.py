@@ -138,8 +138,8 @@ def amount(forecast: Forecast, objective: Objective, place: int) -> tuple[float,
     return float(value), float(low), float(high)
 
 
-def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame:
-    """Return a prediction's table of cells with added columns: whether a cell is allowed, and the
+def with_probabilities(forecast: Forecast, objective: Objective) -> Forecast:
+    """Return a forecast whose table of cells has added columns: whether a cell is allowed, and the
     probabilities that the cell meets the deadline, is the best and is close to the best.
 
     The added columns are `is_allowed`, `probability_in_time` (NaN without a deadline),
@@ -163,12 +163,13 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> pd.DataFrame
         least = values.min(axis=1, keepdims=True)
         best = np.bincount(values.argmin(axis=1), minlength=len(cells)) / len(values)
         close = (values <= least + np.log1p(CLOSE)).mean(axis=0)
-    return cells.assign(
+    cells = cells.assign(
         is_allowed=allowed,
         probability_in_time=in_time,
         probability_best=best,
         probability_close=close,
     )
+    return replace(forecast, cells=cells)
 
 
 def _possible(cells: pd.DataFrame, objective: Objective) -> pd.Series[bool]:
@@ -179,13 +180,12 @@ def _possible(cells: pd.DataFrame, objective: Objective) -> pd.Series[bool]:
 
 def choose_cell(forecast: Forecast, objective: Objective) -> ChosenCell:
     """Choose the recommended cell: of the allowed cells, the one with the least median of the
-    measure to minimize. `with_probabilities` says which cells are allowed.
+    measure to minimize. The forecast comes from `with_probabilities`.
 
     Raises:
-        ValueError: If no cell is allowed, or the energy of the runs is not known. The message says
-            what to change.
+        ValueError: If no cell is allowed. The message says what to change.
     """
-    table = with_probabilities(forecast, objective)
+    table = forecast.cells
     allowed = np.flatnonzero(table["is_allowed"])
     if not len(allowed):
         raise ValueError(_nothing_allowed(table, objective))
@@ -233,9 +233,7 @@ def _nothing_allowed(table: pd.DataFrame, objective: Objective) -> str:
     )
 
 
-def gains(
-    forecast: Forecast, objective: Objective, is_allowed: pd.Series[bool], sigma: Array
-) -> Array:
+def gains(forecast: Forecast, objective: Objective, sigma: Array) -> Array:
     """Return the knowledge gradient of each cell: the expected saving, as a fraction of time or
     cost, from one more run of the cell to the target. A run saves if it leads to the choice of a
     better cell.
@@ -246,14 +244,13 @@ def gains(
     over choosing now. It is 0 if the cell itself is not allowed.
 
     Args:
-        forecast: The present predictions.
+        forecast: The present predictions, from `with_probabilities`.
         objective: The objective to minimize.
-        is_allowed: True for the allowed cells, see `with_probabilities`.
         sigma: Standard deviation of the log seconds of runs of a cell, by draw.
     """
-    allowed = np.flatnonzero(is_allowed)
+    allowed = np.flatnonzero(forecast.cells["is_allowed"])
     values, seconds = log_objective(forecast, objective), forecast.log_seconds
-    gain = np.zeros(len(is_allowed))
+    gain = np.zeros(len(forecast.cells))
     gain[allowed] = _gains(values[:, allowed], seconds[:, allowed], float(np.mean(sigma**2)))
     return gain
 
