@@ -17,7 +17,7 @@ import pytest
 
 import bsweep
 from bsweep import analysis, plots, report
-from bsweep.analysis.cell_tables.supported import supported_target
+from bsweep.analysis.cell_tables.common_target import supported_target
 from bsweep.analysis.cell_tables.tuning import tuned
 from bsweep.analysis.study.caching import caching
 from bsweep.report.recommended import recommended

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.cell_tables.common_target import ENOUGH_BATCHES
 from bsweep.analysis.cell_tables.statistics import differ_by_chance
-from bsweep.analysis.cell_tables.supported import ENOUGH_BATCHES
 from bsweep.analysis.prediction import critical_batch
 from bsweep.analysis.prediction.comparable_runs import schedule
 from bsweep.analysis.prediction.fitting import Fits

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.cell_tables.supported import ENOUGH_BATCHES
+from bsweep.analysis.cell_tables.common_target import ENOUGH_BATCHES
 from bsweep.analysis.prediction import critical_batch
 from bsweep.analysis.prediction.critical_batch import CriticalBatch
 from bsweep.analysis.prediction.forecast import Key, drawn, measured_log
