@@ -19,9 +19,10 @@ import bsweep
 from bsweep import allocation
 from bsweep.allocation import probes
 from bsweep.analysis.prediction.seen_runs import observed
-from bsweep.analysis.simulation import collectives, passes, spread, strategies
+from bsweep.analysis.simulation import passes, spread, strategies
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import choice_of, choices_of
+from bsweep.analysis.simulation.collectives import ALGORITHMS
 from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants, of_study
 from bsweep.analysis.simulation.machines import machine_of
 from bsweep.analysis.simulation.network import parse_network
@@ -69,7 +70,7 @@ def steps(text: str, num_workers: int, of: Constants | None = None, **others: An
 def seconds(name: str, num_workers: int, network: str = "1gbit,100us") -> float:
     links = parse_network(network)
     groups = np.arange(num_workers)[None]
-    return collectives.seconds(collectives.ALGORITHMS[name](groups, BYTES, links), links)
+    return links.seconds(ALGORITHMS[name](groups, BYTES, links))
 
 
 # Links and exchanges

@@ -115,14 +115,6 @@ def simulate(
     return Simulation(table, (*notes, *machines.notes(vendor, constants, choices, table)))
 
 
-def _row(case: Case, network: str, links: Network) -> dict[str, Any]:
-    """Simulate a case on links, and return the row of the table."""
-    try:
-        return {"network": network, **rows.row_of(replace(case, network=links))}
-    except ValueError as error:
-        raise ValueError(f"--strategies {case.choice.name}: {error}") from None
-
-
 def _links(
     network: str | Sequence[str] | None, measured_network: str | None, constants: Constants,
     vendor: machines.Machine | None, study: Study | None,
@@ -153,51 +145,54 @@ def _simulated(
     of the links, and sentences about the numbers that are left out.
 
     Raises:
-        ValueError: If no number of workers is left for a strategy.
+        ValueError: If no number of workers is left for a strategy, or it cannot be simulated.
     """
     cases, notes, worker_counts = [], [], sorted(set(counts("--workers", workers)))
     for choice in choices:
         refused = {}
         for count in worker_counts:
-            case = _case(one_worker, choice, count, global_batch)
-            if problem := _problem(case, global_batch):
-                refused[count] = problem
-            else:
-                cases.append(case)
+            try:
+                cases.append(_case(one_worker, choice, count, global_batch))
+            except ValueError as error:
+                refused[count] = str(error)
         problem = next(iter(refused.values()), "")
         if len(refused) == len(worker_counts):
             raise ValueError(f"--strategies {choice.name}: {problem}")
         if refused:
             several = counted(listed([*refused]), "worker")
             notes.append(f"{choice.name}: not on {several}: {problem}")
-    return [_row(case, *named) for named, case in product(links.items(), cases)], notes
+    simulated = []
+    for (text, network), case in product(links.items(), cases):
+        try:
+            row = rows.row_of(replace(case, network=network))
+        except ValueError as error:
+            raise ValueError(f"--strategies {case.choice.name}: {error}") from None
+        simulated.append({"network": text, **row})
+    return simulated, notes
 
 
 def _case(one_worker: Case, choice: Choice, count: int, global_batch: int | None) -> Case:
     """Return the case of a strategy on a number of workers, which divide the global batch, if there
     is one.
+
+    Raises:
+        ValueError: If workers cannot train so.
     """
     divided = choice.with_replicas(count, one_worker.constants)
     case = replace(one_worker, choice=divided, num_workers=count, divides=bool(global_batch))
-    groups = divided.strategy.data_parallel_size(count)
-    return replace(case, local_batch=global_batch / groups) if global_batch else case
-
-
-def _problem(case: Case, global_batch: int | None) -> str:
-    """Return why workers cannot train so, or an empty text."""
-    groups = case.choice.strategy.data_parallel_size(case.num_workers)
-    is_uneven = global_batch and global_batch % groups and not case.choice.allocation.shares_batches
-    if global_batch and (is_uneven or global_batch < groups):
-        return (
-            f"--global-batch {global_batch} cannot be divided by {groups}. Choose a multiple, such "
-            f"as {max(1, global_batch // groups) * groups}."
-        )
-    try:
-        problem = case.choice.problem(case.num_workers, case.local_batch, case.constants)
-        _ = problem or case.batches  # which memories may not hold
-    except ValueError as error:
-        return str(error.args[0])
-    return problem
+    if global_batch:
+        groups = divided.strategy.data_parallel_size(count)
+        is_uneven = global_batch % groups and not divided.allocation.shares_batches
+        if is_uneven or global_batch < groups:
+            raise ValueError(
+                f"--global-batch {global_batch} cannot be divided by {groups}. Choose a multiple, "
+                f"such as {max(1, global_batch // groups) * groups}."
+            )
+        case = replace(case, local_batch=global_batch / groups)
+    if problem := divided.problem(count, case.local_batch, case.constants):
+        raise ValueError(problem)
+    _ = case.batches  # which memories may not hold
+    return case
 
 
 def _source(

@@ -10,11 +10,10 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from bsweep.analysis.simulation import collectives
 from bsweep.analysis.simulation.choices import Choice
-from bsweep.analysis.simulation.collectives import ALGORITHMS, Round
+from bsweep.analysis.simulation.collectives import ALGORITHMS, gather
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
-from bsweep.analysis.simulation.network import Array, Network, Numbers
+from bsweep.analysis.simulation.network import Array, Network, Numbers, Round
 from bsweep.config import uneven
 from bsweep.core.words import counted
 
@@ -182,8 +181,7 @@ class Case:
     def exchange(self, rounds: Sequence[Round], draws: Numbers | None = None) -> Array:
         """Return the seconds of rounds of messages in each step."""
         draws = self.draw_of_step if draws is None else draws
-        seconds = collectives.seconds(rounds, self.network)
-        return np.asarray(seconds * self.constants.exchange_factors[draws])
+        return np.asarray(self.network.seconds(rounds) * self.constants.exchange_factors[draws])
 
     @property
     def everyone(self) -> Numbers:
@@ -210,7 +208,7 @@ class Case:
         seconds = constants.codec_seconds.get(codec.name, 0.0)
         if (share := codec.payload_share(1_000)) is not None:
             payload = share * constants.parameter_bytes * self.num_workers
-            return collectives.gather(self.everyone, payload), seconds
+            return gather(self.everyone, payload), seconds
         share = codec.summed_share or constants.codec_shares.get(codec.name)
         if share is None:
             raise ValueError(

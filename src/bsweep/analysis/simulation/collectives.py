@@ -9,24 +9,12 @@ ring and hierarchical between GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from bsweep.analysis.simulation.network import Messages, Network, Numbers
-
-
-class Round(NamedTuple):
-    """Messages that start together, and how many such rounds follow one another."""
-
-    messages: Messages
-    repeat: int = 1
-
-
-def seconds(rounds: Sequence[Round], network: Network) -> float:
-    """Return how long rounds take on a network, one after another."""
-    return sum(repeat * network.seconds(messages) for messages, repeat in rounds)
+from bsweep.analysis.simulation.network import Network, Numbers, Round
 
 
 def ring(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
@@ -34,7 +22,7 @@ def ring(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
 
     Each worker sends a part of the vector to its neighbour in 2 (N - 1) rounds.
     """
-    return [Round(messages, 2 * repeat) for messages, repeat in gather(groups, num_bytes)]
+    return [replace(part, repeat=2 * part.repeat) for part in gather(groups, num_bytes)]
 
 
 def gather(groups: Numbers, num_bytes: float) -> list[Round]:
@@ -42,8 +30,8 @@ def gather(groups: Numbers, num_bytes: float) -> list[Round]:
     each has one: an all-gather in a ring. A reduce-scatter has the same rounds.
     """
     count = groups.shape[1]
-    messages = _messages(groups, groups, np.roll(groups, -1, axis=1), num_bytes / count)
-    return [Round(messages, count - 1)] if count > 1 else []
+    targets = np.roll(groups, -1, axis=1)
+    return [_round(groups, groups, targets, num_bytes / count, count - 1)] if count > 1 else []
 
 
 def tree(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
@@ -51,8 +39,9 @@ def tree(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
     count, rounds = groups.shape[1], []
     for level in range((count - 1).bit_length()):
         senders = np.arange(2**level, count, 2 ** (level + 1))
-        messages = _messages(groups, groups[:, senders], groups[:, senders - 2**level], num_bytes)
-        rounds.append(Round(messages, 2))  # the way down has the same messages, turned round
+        sources, targets = groups[:, senders], groups[:, senders - 2**level]
+        # The way down has the same messages, turned round.
+        rounds.append(_round(groups, sources, targets, num_bytes, 2))
     return rounds
 
 
@@ -75,7 +64,7 @@ def hierarchical(groups: Numbers, num_bytes: float, network: Network) -> list[Ro
 def native(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
     """Return the quicker of ring and hierarchical on a network."""
     exchanges = (ring(groups, num_bytes, network), hierarchical(groups, num_bytes, network))
-    return min(exchanges, key=lambda rounds: seconds(rounds, network))
+    return min(exchanges, key=network.seconds)
 
 
 ALGORITHMS: Mapping[str, Callable[[Numbers, float, Network], list[Round]]] = {
@@ -86,6 +75,6 @@ ALGORITHMS: Mapping[str, Callable[[Numbers, float, Network], list[Round]]] = {
 }
 
 
-def _messages(groups: Numbers, sources: Numbers, targets: Numbers, size: float) -> Messages:
-    sizes = np.full(sources.size, size)
-    return Messages(int(groups.max()) + 1, sources.ravel(), targets.ravel(), sizes)
+def _round(groups: Numbers, sources: Numbers, targets: Numbers, size: float, repeat: int) -> Round:
+    number, sizes = int(groups.max()) + 1, np.full(sources.size, size)
+    return Round(number, sources.ravel(), targets.ravel(), sizes, repeat=repeat)

@@ -79,8 +79,13 @@ class Network:
         sources = (link.published for link in (self.link, self.inner, self.between))
         return tuple(dict.fromkeys(filter(None, sources)))
 
-    def seconds(self, messages: Messages) -> float:
-        """Return how long one round of messages takes until the last has arrived."""
+    def seconds(self, rounds: Sequence[Round]) -> float:
+        """Return how long rounds of messages take, one after another, until the last message has
+        arrived.
+        """
+        return sum(messages.repeat * self._round_seconds(messages) for messages in rounds)
+
+    def _round_seconds(self, messages: Round) -> float:
         workers = np.arange(messages.number)
         # A message crosses a level of links if its two ends are in different groups. Each worker
         # has links of its own to the others of its node.
@@ -96,7 +101,7 @@ class Network:
             latency += link.latency_seconds * crosses
         return slowest + self.byte_seconds * messages.load(workers)[0] + latency
 
-    def _sites_of(self, messages: Messages) -> Numbers:
+    def _sites_of(self, messages: Round) -> Numbers:
         """Return the site of each worker and server. Sites divide the workers, and the servers on
         further nodes.
         """
@@ -105,9 +110,9 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Messages:
-    """The messages of one round among workers and servers, which are `number` in all. The last
-    `num_servers` are servers on further nodes.
+class Round:
+    """Messages that start together, among workers and servers, which are `number` in all. The last
+    `num_servers` are servers on further nodes. `repeat` such rounds follow one another.
 
     `sizes` are the bytes from each of `sources` to the same place of `targets`. With `shares`, each
     source sends something to each target: of its bytes, the target's share.
@@ -119,6 +124,7 @@ class Messages:
     sizes: Array
     shares: Array | None = None
     num_servers: int = 0
+    repeat: int = 1
 
     @property
     def most(self) -> int:

@@ -5,14 +5,13 @@ for one another.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from bsweep.analysis.simulation.constants import Constants
-from bsweep.analysis.simulation.network import Array, Messages, Network, Numbers
+from bsweep.analysis.simulation.network import Array, Network, Numbers, Round
 from bsweep.config.parameter_server import ParameterServerConfig
 
 
@@ -41,7 +40,7 @@ class PushSeconds(NamedTuple):
     latency: float
 
 
-def pushes(num_workers: int, places: Numbers, num_bytes: float, shares: Array) -> Messages:
+def pushes(num_workers: int, places: Numbers, num_bytes: float, shares: Array) -> Round:
     """Return the messages of workers that each send a vector to parameter servers at one time.
 
     Args:
@@ -52,22 +51,22 @@ def pushes(num_workers: int, places: Numbers, num_bytes: float, shares: Array) -
     """
     number, workers = max(num_workers, int(places.max()) + 1), np.arange(num_workers)
     sizes = np.full(num_workers, num_bytes)
-    return Messages(number, workers, places, sizes, shares, number - num_workers)
+    return Round(number, workers, places, sizes, shares, number - num_workers)
 
 
-def push_seconds(messages: Messages, network: Network) -> PushSeconds:
+def push_seconds(messages: Round, network: Network) -> PushSeconds:
     """Return what one worker's push takes on a network, from the pushes of all workers at once."""
     count, nothing = len(messages.sources), 1e-6  # bytes
     latency, alone = (
         max(
-            network.seconds(replace(messages, sources=np.array([worker]), sizes=np.array([size])))
+            network.seconds([replace(messages, sources=np.array([worker]), sizes=np.array([size]))])
             for worker in (0, count - 1)
         )
         for size in (nothing, messages.sizes[0])
     )
     # A server takes all pushes one after another.
-    latency_of_all = network.seconds(replace(messages, sizes=np.full(count, nothing)))
-    together = (network.seconds(messages) - latency_of_all) / count
+    latency_of_all = network.seconds([replace(messages, sizes=np.full(count, nothing))])
+    together = (network.seconds([messages]) - latency_of_all) / count
     return PushSeconds(together, alone - latency, latency)
 
 
@@ -90,7 +89,7 @@ def asynchronous(busy: Array, push: PushSeconds, most_lead: int) -> Array:
     heapq.heapify(queue)
     steps = [0] * num_workers
     unfinished = [num_workers] * num_steps  # workers that have not ended each step
-    waiting = defaultdict[int, list[int]](list)  # by the steps that all must have ended
+    waiting: list[int] = []  # workers that are too far ahead
     ends = np.empty(busy.shape)
     slowest, pushes_until, answers_until = 0, 0.0, 0.0
     while queue:
@@ -105,10 +104,10 @@ def asynchronous(busy: Array, push: PushSeconds, most_lead: int) -> Array:
         going_on = [worker]
         if not unfinished[step]:
             slowest = step + 1
-            going_on += waiting.pop(slowest, [])
+            going_on, waiting = [worker, *waiting], []
         for other in going_on:
             if steps[other] - most_lead > slowest:
-                waiting[steps[other] - most_lead].append(other)
+                waiting.append(other)
             elif steps[other] < num_steps:
                 heapq.heappush(queue, (answered + seconds[other][steps[other]], other))
     return ends

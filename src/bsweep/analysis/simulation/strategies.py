@@ -16,9 +16,8 @@ import numpy as np
 
 from bsweep.analysis.simulation import collectives, passes, servers
 from bsweep.analysis.simulation.cases import Case
-from bsweep.analysis.simulation.collectives import Round
 from bsweep.analysis.simulation.constants import NUM_DRAWS
-from bsweep.analysis.simulation.network import Array, Messages, Numbers
+from bsweep.analysis.simulation.network import Array, Numbers, Round
 from bsweep.config import uneven
 from bsweep.config.allreduce import AllReduceConfig
 from bsweep.config.groups import StrategyConfig
@@ -200,7 +199,8 @@ def _(card: ParameterServerConfig, case: Case) -> Outcome:
     places = np.arange(count) + (0 if card.colocated else case.num_workers)
     pushes = servers.pushes(case.num_workers, places, case.constants.parameter_bytes, shares)
     if card.can.lockstep:
-        return _then_exchange(case, case.exchange([Round(pushes, 2)]))
+        answers = pushes  # which have as many bytes
+        return _then_exchange(case, case.exchange([pushes, answers]))
     busy = case.busy(case.draw_of_step)
     most_lead = case.num_steps if card.staleness is None else card.staleness
     ends = servers.asynchronous(busy, servers.push_seconds(pushes, case.network), most_lead)
@@ -292,8 +292,8 @@ def _(card: StagedConfig, case: Case) -> Outcome:
     message_seconds = np.zeros((parts, parts))
     for begin, end in permutations(range(parts), 2):
         if abs(begin - end) in (1, parts - 1):  # which may have neighbouring stages
-            messages = Messages(case.num_workers, replicas[:, begin], replicas[:, end], sizes)
-            message_seconds[begin, end] = case.network.seconds(messages)
+            messages = Round(case.num_workers, replicas[:, begin], replicas[:, end], sizes)
+            message_seconds[begin, end] = case.network.seconds([messages])
     exchange = case.exchange(case.all_reduce(case.constants.parameter_bytes / parts, same_parts))
     # Each micro-batch is a pass of its own, which costs what a pass costs.
     busy = case.busy(case.draw_of_step, microbatches=microbatches)[:, replicas]
