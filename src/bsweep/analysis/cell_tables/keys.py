@@ -54,7 +54,7 @@ def cell_keys(runs: pd.DataFrame) -> list[str]:
     Returns:
         The names of the columns.
     """
-    kept, _ = _split_settings(_filled(runs))
+    kept, _ = _split_settings(runs)
     others = [name for name in kept if not _of_exchange(name)]
     return [*others, "variant", "num_workers", "local_batch"]
 
@@ -71,7 +71,7 @@ def entangled(runs: pd.DataFrame) -> list[str]:
     Returns:
         The names of the columns.
     """
-    return _split_settings(_filled(runs))[1]
+    return _split_settings(runs)[1]
 
 
 @cached
@@ -85,7 +85,7 @@ def keyed(runs: pd.DataFrame) -> pd.DataFrame:
     It leaves out the strategy if all runs share it and each run has such a setting.
     """
     asked, filled = chosen(runs), _filled(runs)
-    kept, mixed = _split_settings(filled)
+    kept, mixed = _split_settings(runs)
     details = [""] * len(runs)
     exchanges = [
         name
@@ -137,7 +137,7 @@ def in_common(studies: Sequence[pd.DataFrame]) -> pd.DataFrame:
     Every other setting, such as a learning rate that all runs of a study share, gets the value of
     the first run: it tells studies apart, and not cells.
     """
-    kept = {name for runs in studies for name in _split_settings(_filled(runs))[0]}
+    kept = {name for runs in studies for name in _split_settings(runs)[0]}
     if max(runs["strategy"].nunique() for runs in studies) > 1:
         kept.add("strategy")
     together = pd.concat(studies, ignore_index=True)
@@ -171,10 +171,10 @@ def varying(table: pd.DataFrame) -> list[str]:
     return [name for name in levels(table) if table.index.get_level_values(name).nunique() > 1]
 
 
-def _split_settings(filled: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Return the settings that tell cells apart, and the `entangled` ones, given a table of runs
-    with missing settings filled in.
-    """
+@cached
+def _split_settings(runs: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Return the settings that tell cells apart, and the `entangled` ones."""
+    filled = _filled(runs)
     kept: list[str] = []
     mixed: list[str] = []
     # Placement and settings of a policy come last, because they follow from other settings.

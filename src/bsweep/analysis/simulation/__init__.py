@@ -267,12 +267,9 @@ def _notes(
         yield "No exchange was measured: links are as described, and hosts cost nothing."
     for doubt in not_known(constants, choices, networks):
         yield doubt[0].upper() + doubt[1:]
-    codecs = dict.fromkeys(
-        str(choice.config.compression.name)
-        for choice in choices
-        if choice.config.compression.builds
-    )
-    if untimed := [codec for codec in codecs if codec not in constants.codec_seconds]:
+    codecs = [choice.config.compression for choice in choices if choice.config.compression.builds]
+    names = dict.fromkeys(str(codec.name) for codec in codecs)
+    if untimed := [name for name in names if name not in constants.codec_seconds]:
         yield f"The seconds of {listed(untimed)} are not known: they take no time here."
 
 

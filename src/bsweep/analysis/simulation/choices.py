@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -85,10 +86,9 @@ class Choice:
             local_batch=max(1, round(local_batch)),
             global_batch=None,
         )
-        division = next(self._problems_of_division(num_workers, constants), "")
-        return division or next(
-            problems_of_cards(config, ("strategy", "compression", "allocation")), ""
-        )
+        division_problems = self._problems_of_division(num_workers, constants)
+        card_problems = problems_of_cards(config, ("strategy", "compression", "allocation"))
+        return next(chain(division_problems, card_problems), "")
 
     def _problems_of_division(self, num_workers: int, constants: Constants) -> Iterator[str]:
         """Yield the messages with which bsweep would refuse to divide the model among so many

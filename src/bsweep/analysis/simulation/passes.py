@@ -48,12 +48,11 @@ class Stages(NamedTuple):
 def stages_of(card: Any, num_workers: int) -> Stages:
     """Return the stages of a replica, by the card of a strategy and the number of all workers."""
     workers = [card.part_of(stage, num_workers) for stage in range(card.num_stages(num_workers))]
-    limits = [1] * len(workers)
-    for worker in set(workers):
-        own_stages = [stage for stage, other in enumerate(workers) if other == worker]
-        in_flight = np.resize(card.in_flight(worker, num_workers), len(own_stages))
-        for stage, limit in zip(own_stages, in_flight, strict=True):
-            limits[stage] = max(1, int(limit))
+    limits = []
+    for stage, worker in enumerate(workers):
+        in_flight = card.in_flight(worker, num_workers)
+        place = workers[:stage].count(worker)  # among the stages of the worker
+        limits.append(max(1, in_flight[place % len(in_flight)]))
     return Stages(tuple(workers), tuple(limits), getattr(card, "schedule", "1f1b"))
 
 

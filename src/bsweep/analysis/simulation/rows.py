@@ -63,10 +63,7 @@ class Simulation:
         Returns:
             Mappings, lists, numbers and texts that JSON can hold.
         """
-        values: dict[str, Any] = plain(
-            {"cells": self.cells.to_dict("records"), "notes": list(self.notes)}
-        )
-        return values
+        return {"cells": plain(self.cells.to_dict("records")), "notes": list(self.notes)}
 
     def _shown(self) -> pd.DataFrame:
         cells = self.cells

@@ -171,6 +171,6 @@ def crossing(
         **dict(zip(_TO_TARGET, to_target, strict=True)),
         "steps_between": float(steps[-1] - steps[0]) if reached and first > 0 else np.nan,
         **{f"trained_{name}": float(x) for name, x in zip(AMOUNTS, trained, strict=True)},
-        "best": target.best_median(values.tolist()),
+        "best": target.sign * float(curve.max()) if len(curve) > 1 else np.nan,
         "last": float(values[-1]),
     }
