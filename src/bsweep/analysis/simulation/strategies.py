@@ -149,21 +149,12 @@ def _in_buckets(case: Case, bucket_bytes: float, delay: float, width: float = 1.
     return Outcome(clocks.workers, clocks.slowest, busy.mean(axis=1))
 
 
-@outcome.register
-def _(card: LocalSGDConfig, case: Case) -> Outcome:
-    return _in_rounds(case, card.sync_every, case.all_reduce(case.constants.parameter_bytes))
-
-
-@outcome.register
-def _(card: DiLoCoConfig, case: Case) -> Outcome:
-    return _in_rounds(case, card.sync_every, *case.gradient())
-
-
-def _in_rounds(
-    case: Case, sync_every: int, rounds: list[Round], codec_seconds: float = 0.0
-) -> Outcome:
+@outcome.register(LocalSGDConfig)
+@outcome.register(DiLoCoConfig)
+def _(card: LocalSGDConfig | DiLoCoConfig, case: Case) -> Outcome:
     """Return the outcome of rounds of local steps with an exchange after each."""
-    steps_each = _steps_between(case, sync_every, rounds, codec_seconds)
+    rounds, codec_seconds = case.gradient()
+    steps_each = _steps_between(case, card.sync_every, rounds, codec_seconds)
     count = max(NUM_DRAWS, -(-case.num_steps // steps_each))
     draws = np.arange(count) * NUM_DRAWS // count
     busy = case.busy(draws, steps_each)
