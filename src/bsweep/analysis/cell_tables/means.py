@@ -195,14 +195,13 @@ def unequal_threads(cells: pd.DataFrame) -> str:
     mixed = measured[series.transform("nunique") > 1]
     if mixed.empty:
         return ""
-    had: list[str] = []
-    for workers in sorted(map(int, mixed["num_workers"].unique())):
-        threads = mixed.loc[mixed["num_workers"] == workers, "threads"].dropna()
+    clauses: list[str] = []
+    for workers, threads in mixed.dropna().groupby("num_workers")["threads"]:
         counts = " or ".join(f"{count:.0f}" for count in sorted(threads.unique()))
-        threads_of = counts if had else counted(counts, "thread")
-        had.append(f"{counted(workers, 'worker')} had {threads_of}{' each' * (workers > 1)}")
+        number = counts if clauses else counted(counts, "thread")
+        clauses.append(f"{counted(workers, 'worker')} had {number}{' each' * (workers != 1)}")
     between = "" if scaling(cells).empty else " between unequal threads"
-    return f"No speed-up{between}: {', '.join(had)}."
+    return f"No speed-up{between}: {', '.join(clauses)}."
 
 
 def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
