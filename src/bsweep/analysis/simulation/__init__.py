@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +146,18 @@ def _simulated(
     Raises:
         ValueError: If no number of workers is left for a strategy, or it cannot be simulated.
     """
-    cases, notes, worker_counts = [], [], sorted(set(counts("--workers", workers)))
+    simulated: list[dict[str, Any]] = []
+    notes: list[str] = []
+    worker_counts = sorted(set(counts("--workers", workers)))
     for choice in choices:
         refused = {}
         for count in worker_counts:
             try:
-                cases.append(_case(one_worker, choice, count, global_batch))
+                case = _case(one_worker, choice, count, global_batch)
+                simulated += [
+                    {"network": text, **rows.row_of(replace(case, network=network))}
+                    for text, network in links.items()
+                ]
             except ValueError as error:
                 refused[count] = str(error)
         problem = next(iter(refused.values()), "")
@@ -161,13 +166,6 @@ def _simulated(
         if refused:
             several = counted(listed([*refused]), "worker")
             notes.append(f"{choice.name}: not on {several}: {problem}")
-    simulated = []
-    for (text, network), case in product(links.items(), cases):
-        try:
-            row = rows.row_of(replace(case, network=network))
-        except ValueError as error:
-            raise ValueError(f"--strategies {case.choice.name}: {error}") from None
-        simulated.append({"network": text, **row})
     return simulated, notes
 
 
