@@ -11,8 +11,11 @@ Algorithm = Literal["ring", "tree", "native"]
 
 
 class AllReduceConfig(StrategyConfig):
+    """All-reduce of the gradient vector over torch.distributed, by an algorithm of choice."""
+
     name: Literal["allreduce"]
-    algorithm: Algorithm
+    algorithm: Algorithm = "native"
+    """ring | tree (ours, counted step by step) | native (Gloo's or NCCL's)"""
 
     builds: ClassVar[str] = "bsweep.strategies.allreduce:AllReduce"
     kind_can: ClassVar[Capabilities] = Capabilities(
@@ -20,4 +23,4 @@ class AllReduceConfig(StrategyConfig):
     )
 
 
-NATIVE = AllReduceConfig(name="allreduce", algorithm="native")
+NATIVE = AllReduceConfig(name="allreduce")

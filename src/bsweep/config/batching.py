@@ -11,7 +11,7 @@ from pydantic import Field
 
 from bsweep.config.card import Card, Point, clash
 from bsweep.config.user_code import UserCode
-from bsweep.config.values import AtLeastOne, Count, Positive, Share
+from bsweep.config.values import AtLeastOne, Count, PathName, Positive, Share
 
 # The largest ratio between a batch and the configured one, where no bound is given.
 _MOST_FACTOR = 16
@@ -49,6 +49,10 @@ class BatchingConfig(Card):
 
 
 class FixedConfig(BatchingConfig):
+    """The configured batch at every step; with allocation.adapt_every, local steps follow the
+    changing speeds of workers.
+    """
+
     name: Literal["fixed"]
 
     changes_batch: ClassVar[bool] = False
@@ -73,9 +77,14 @@ class ChangingConfig(DecidingConfig):
     run. The global batch starts as configured and stays within bounds.
     """
 
-    min_global_batch: Count | None
-    max_global_batch: Count | None
-    max_local_batch: Count | None
+    min_global_batch: Count | None = None
+    """null: a sixteenth of the configured batch, and at least one example for each worker"""
+    max_global_batch: Count | None = None
+    """null: 16 times the configured batch, within the training set"""
+    max_local_batch: Count | None = None
+    """most examples of a worker in one pass, larger shares take several passes; null: the local
+    batch
+    """
 
     fits_batch_to_rate: ClassVar[str] = ""
     """The reason, as a clause, why this policy forbids a learning rate that follows the batch size;
@@ -142,15 +151,17 @@ class ChangingConfig(DecidingConfig):
 
 
 class ScheduleConfig(ChangingConfig):
-    """The settings of the policy AdaBatch (Devarakonda et al., arXiv 1712.02029), which multiplies
-    the batch size by `factor` every `every_epochs` epochs. With `rate=seesaw` the policy also
-    lowers the learning rate, as Seesaw does (arXiv 2510.14717).
-    """
+    """The global batch times a factor every k epochs (AdaBatch, arXiv 1712.02029)."""
 
     name: Literal["schedule"]
-    factor: Positive
-    every_epochs: Positive
-    rate: Literal["by_rule", "seesaw"]
+    factor: Positive = 2
+    """below 1, the batch shrinks"""
+    every_epochs: Positive = 1
+    """epochs between two changes of the batch"""
+    rate: Literal["by_rule", "seesaw"] = "by_rule"
+    """by_rule (as in optimizer.lr_rule: linear follows the batch, fixed does not) | seesaw (divided
+    by sqrt(2) when the batch doubles)
+    """
 
     builds: ClassVar[str] = "bsweep.batching.schedule:Schedule"
 
@@ -170,11 +181,15 @@ class ScheduleConfig(ChangingConfig):
 
 
 class RaiseInsteadOfDecayConfig(ChangingConfig):
-    """The settings of a policy that raises the batch size, as far as its bounds allow, where a
-    multistep schedule would lower the learning rate (Smith et al., arXiv 1711.00489).
+    """When optimizer.schedule=multistep would lower the learning rate, the batch grows instead
+    (Smith et al., arXiv 1711.00489).
     """
 
     name: Literal["raise_instead_of_decay"]
+    max_global_batch: Count | None = None
+    """when the batch has reached it, the rate falls; null: 16 times the configured batch, within
+    the training set
+    """
 
     builds: ClassVar[str] = "bsweep.batching.raise_instead_of_decay:RaiseInsteadOfDecay"
     fits_batch_to_rate: ClassVar[str] = (
@@ -195,42 +210,46 @@ class MeasuringConfig(ChangingConfig):
     """
 
     every_steps: Count
+    """steps between decisions"""
 
     measures_noise: ClassVar[bool] = True
     may_return: ClassVar[bool] = True
 
 
 class NoiseScaleConfig(MeasuringConfig):
-    """The settings of the policy whose batch size follows the measured gradient noise scale
-    (McCandlish et al., arXiv 1812.06162).
-    """
+    """The global batch follows the gradient noise scale (arXiv 1812.06162)."""
 
     name: Literal["noise_scale"]
-    hysteresis: AtLeastOne
+    every_steps: Count = 50
+    hysteresis: AtLeastOne = 1.4142
+    """keep the batch while the noise scale is within this factor of it"""
 
     builds: ClassVar[str] = "bsweep.batching.noise_scale:NoiseScale"
 
 
 class NormTestConfig(MeasuringConfig):
-    """The settings of a policy that raises the batch size when the noise in a step's gradient is
-    too large by the norm test of Byrd et al. (Mathematical Programming 134, 2012). The name is from
-    Bollapragada et al. (arXiv 1710.11258).
-    """
+    """The global batch grows when its gradient is mostly noise (Byrd et al., 2012)."""
 
     name: Literal["norm_test"]
-    theta: Share
+    theta: Share = 0.7
+    """allowed noise of a step, as a share of the gradient's norm; a smaller value gives larger
+    batches
+    """
+    every_steps: Count = 50
 
     builds: ClassVar[str] = "bsweep.batching.norm_test:NormTest"
     may_return: ClassVar[bool] = False
 
 
 class CABSConfig(MeasuringConfig):
-    """The settings of the policy CABS, which computes the batch size from the learning rate, the
-    gradient noise and the loss (Balles, Romero and Hennig, arXiv 1612.05086).
+    """The global batch is lr x variance of an example's gradient / training loss (arXiv
+    1612.05086).
     """
 
     name: Literal["cabs"]
-    hysteresis: AtLeastOne
+    every_steps: Count = 20
+    hysteresis: AtLeastOne = 1.4142
+    """keep the batch while that value is within this factor of it"""
 
     builds: ClassVar[str] = "bsweep.batching.cabs:CABS"
     fits_batch_to_rate: ClassVar[str] = (
@@ -239,17 +258,24 @@ class CABSConfig(MeasuringConfig):
 
 
 class GoodputConfig(MeasuringConfig):
-    """The settings of the policy that chooses the batch size with the greatest goodput (training
-    progress per second), as Pollux does (Qiao et al., OSDI 2021).
+    """The global batch with the highest goodput: examples per second, weighted by their statistical
+    efficiency (Pollux, OSDI 2021).
     """
 
     name: Literal["goodput"]
+    every_steps: Count = 200
 
     builds: ClassVar[str] = "bsweep.batching.goodput:Goodput"
 
 
 class OwnBatchingConfig(UserCode, DecidingConfig):
+    """A batching policy of your own: a callable takes (config, **options) and returns a
+    bsweep.batching.Policy.
+    """
+
     name: Literal["own"]
+    target: PathName
+    """batching.target=mypolicy.py:Policy or package.module:name"""
 
     builds: ClassVar[str] = "bsweep.batching:from_target"
     may_return: ClassVar[bool] = True

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,6 +39,9 @@ class Schema:
 class Card(Schema):
     """The base class of all cards, which are the settings classes of strategies, models and other
     variants.
+
+    The first sentence of a card's docstring, and the docstring below each of its keys, are what
+    `bsweep run --help` shows. A key without a default has to be given.
     """
 
     if TYPE_CHECKING:  # each variant declares this key itself, after its group's keys
@@ -50,6 +53,14 @@ class Card(Schema):
     """The code that implements the variant, as `module:name` or a module alone (see `load_object`);
     empty if there is none.
     """
+
+    brings: ClassVar[Mapping[str, Any]] = {}
+    """What the choice of this variant sets elsewhere unless the user gives it: options of other
+    groups, such as `{"launch": "torchrun"}`, and values of keys that are in no group.
+    """
+
+    internal: ClassVar[tuple[str, ...]] = ()
+    """Keys that a user cannot give: bsweep sets them, or they keep their defaults."""
 
     changes_no_number: ClassVar[tuple[str, ...]] = ()
     """Keys that are left out of the hash in a run's id, because they do not change the results of

@@ -30,7 +30,7 @@ from bsweep.config.values import (
 
 
 class DataConfig(Card):
-    """The base class of the cards of all data sets, whose defaults are in `conf/data/`.
+    """The base class of the cards of all data sets.
 
     `builds` names a module with two functions. `info(config)` returns the facts about the data set.
     If needed, it downloads, decodes and caches the data first; once that is done, it needs no
@@ -38,11 +38,15 @@ class DataConfig(Card):
     user can mend what is wrong.
     """
 
-    subset: Count | None
+    subset: Count | None = None
+    """train on this many examples only; null: all"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: keep examples on the GPU if they take at most half of its free memory | cuda | cpu:
+    stream them
+    """
     validation_share: Share | None = None
-    """The share of the training examples on which a run is evaluated during training; the test set
-    is then used only once, at the end. If None, every evaluation uses the test set.
+    """0.1: evaluate on this share of the training examples, and on the test set only once, at the
+    end
     """
 
     consists_of: ClassVar[Kind]
@@ -177,19 +181,32 @@ class ModelConfig(Card):
 
 
 class OptimizerConfig(Card):
-    """The base class of the cards of all optimizers, whose defaults are in `conf/optimizer/`.
-    `builds` names a callable `(config, vector)` that returns a `torch.optim.Optimizer`.
+    """The base class of the cards of all optimizers. `builds` names a callable `(config, vector)`
+    that returns a `torch.optim.Optimizer`.
     """
 
     lr: Positive
-    lr_rule: LrRule
-    reference_batch: Count
-    warmup_epochs: NonNegative
-    schedule: Literal["constant", "cosine", "multistep", "one_cycle"]
-    milestones: tuple[Positive, ...]
-    gamma: Positive
-    weight_decay: NonNegative
-    decay_norm_and_bias: bool
+    """learning rate, before lr_rule and schedule change it"""
+    lr_rule: LrRule = "fixed"
+    """fixed | per_worker (lr x workers) | linear | sqrt (of a step's batch / reference_batch) |
+    adascale (x AdaScale's gain)
+    """
+    reference_batch: Count = 128
+    """the batch at which linear and sqrt give lr itself: the global batch, or the batch of a worker
+    that steps alone
+    """
+    warmup_epochs: NonNegative = 0
+    """linear, from near zero"""
+    schedule: Literal["constant", "cosine", "multistep", "one_cycle"] = "constant"
+    """constant | cosine | multistep | one_cycle"""
+    milestones: tuple[Positive, ...] = ()
+    """multistep: epochs after which the rate is multiplied by gamma"""
+    gamma: Positive = 0.1
+    """factor of the rate at each milestone"""
+    weight_decay: NonNegative = 0.0
+    """weight decay; 0: none"""
+    decay_norm_and_bias: bool = True
+    """false: vectors (normalisation layers and biases) have no weight decay"""
 
     needs_global_norm: ClassVar[bool] = False
 
@@ -225,6 +242,8 @@ class StrategyConfig(Card):
     """The base class of the cards of all strategies. `builds` names a callable `(config, strategy,
     place, paths)` that returns a `bsweep.strategies.Strategy`.
     """
+
+    brings: ClassVar[Mapping[str, str]] = {"launch": "torchrun"}
 
     kind_can: ClassVar[Capabilities] = Capabilities()
     """Capabilities of the strategy, from which `can` starts; `can` sets those that depend on the
@@ -535,17 +554,23 @@ class CodecConfig(Card):
 
 
 class AllocationConfig(Card):
-    """The base class of the cards of all allocations, whose defaults are in `conf/allocation/`. An
-    allocation fills in the lists that it chooses, unless the user gave them.
+    """The base class of the cards of all allocations. An allocation fills in the lists that it
+    chooses, unless the user gave them.
 
     `builds` names a callable `(config, allocation)` that returns the run's configuration with its
     lists filled in. It is called if the user has not given them.
     """
 
-    devices: tuple[str, ...] | None
-    probe: PathName | None
-    local_batches: tuple[Count, ...] | None
-    local_steps: tuple[Count, ...] | None
+    devices: tuple[str, ...] | None = None
+    """["4 A30","3 RTX 2080 Ti + TITAN RTX"]: for *_by_flops: by worker, from conf/devices.yaml;
+    null: the probe's
+    """
+    probe: PathName | None = None
+    """what `bsweep probe` wrote; null: probe.json in the study's folder"""
+    local_batches: tuple[Count, ...] | None = None
+    """[4,4,6,5]: examples per forward pass, by worker; null: what the policy chooses"""
+    local_steps: tuple[Count, ...] | None = None
+    """[100,104,145,117]: steps between synchronisations, by worker; null: as above"""
 
     changes_no_number: ClassVar[tuple[str, ...]] = ("probe", "devices")
 
@@ -602,15 +627,22 @@ class AllocationConfig(Card):
 
 
 class LaunchConfig(Card):
-    """The base class of the cards of all launchers, whose defaults are in `conf/launch/`.
+    """The base class of the cards of all launchers.
 
     `builds` names a subclass of `bsweep.launch.launcher.Launcher`, which is created without
     arguments.
     """
 
-    slowdown: tuple[Slowdown, ...] | None
-    memory_limit_mb: tuple[Megabytes, ...] | None
+    slowdown: tuple[Slowdown, ...] | None = None
+    """[1,1,2,1]: stretch the steps of each worker by its factor, by sleeping"""
+    memory_limit_mb: tuple[Megabytes, ...] | None = None
+    """[512,256]: MiB that the steps of each worker may take on a CPU, in addition to its data and
+    model
+    """
     threads_per_worker: Processes | None = None
+    """threads that a worker computes with on a CPU; null: the cores of its machine divided by its
+    workers
+    """
 
     starts_processes: ClassVar[bool] = True
     uses_horovod: ClassVar[bool] = False

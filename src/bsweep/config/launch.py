@@ -17,6 +17,7 @@ from bsweep.config.hosts import SLURM, Hosts, same_name
 from bsweep.config.values import (
     Count,
     Interface,
+    Megabytes,
     Natural,
     Parallel,
     PathName,
@@ -27,7 +28,11 @@ from bsweep.config.values import (
 
 
 class InlineConfig(LaunchConfig):
+    """One worker in the parent process, for debuggers."""
+
     name: Literal["inline"]
+    memory_limit_mb: tuple[Megabytes, ...] | None = None
+    """[512]: MiB that its steps may take on a CPU, in addition to data and model"""
 
     builds: ClassVar[str] = "bsweep.launch.inline:Inline"
     starts_processes: ClassVar[bool] = False
@@ -41,12 +46,22 @@ class InlineConfig(LaunchConfig):
 class ProcessesConfig(LaunchConfig):
     """The base class of the cards of launchers that start processes."""
 
-    network_interface: Interface | None
-    start_timeout_seconds: Count
-    stall_timeout_seconds: Count
+    network_interface: Interface | None = None
+    """network between hosts, such as eth0"""
+    start_timeout_seconds: Count = 300
+    """longest wait until all workers are ready to train"""
+    stall_timeout_seconds: Count = 300
+    """longest time without a sign of life"""
     reuse: bool = True
+    """points with equal worker counts reuse their processes"""
     retries: Natural = 0
+    """times to resume from the last checkpoint after a crash, a stall or a lost host, each after a
+    longer wait
+    """
     environment: tuple[Variable, ...] = ()
+    """[HTTPS_PROXY]: variables that workers get in addition to PATH, CUDA_* and similar ones; see
+    docs/machines.md
+    """
 
     gives_gpus: ClassVar[bool] = False
     """True if the launcher itself assigns the GPUs of each host to the workers."""
@@ -74,11 +89,20 @@ class ProcessesConfig(LaunchConfig):
 class SshConfig(ProcessesConfig):
     """The base class of the cards of launchers that reach other hosts by ssh."""
 
-    hosts: Hosts | None
-    ssh_port: Port | None
-    ssh_identity_file: PathName | None
+    hosts: Hosts | None = None
+    """h1:4,h2:4 (host:slots, over ssh) | h[1-8]:4 | @FILE | slurm (the allocation's) | null: this
+    machine
+    """
+    ssh_port: Port | None = None
+    """port of ssh on the hosts; null: that of the ssh configuration"""
+    ssh_identity_file: PathName | None = None
+    """private key for ssh; null: that of the ssh configuration"""
     ssh_options: tuple[SshOption, ...] = ()
+    """[User=me,ProxyJump=gate]: options of ssh, before bsweep's own; see docs/machines.md"""
     parallel: Parallel = 1
+    """points that run at the same time on this machine, each with its own GPUs or cores; auto: as
+    many as fit
+    """
 
     changes_no_number: ClassVar[tuple[str, ...]] = (
         *ProcessesConfig.changes_no_number,
@@ -113,6 +137,8 @@ class SshConfig(ProcessesConfig):
 
 
 class HorovodrunConfig(SshConfig):
+    """One process for each worker, started by horovodrun."""
+
     name: Literal["horovodrun"]
 
     builds: ClassVar[str] = "bsweep.launch.horovodrun:Horovodrun"
@@ -120,13 +146,21 @@ class HorovodrunConfig(SshConfig):
 
 
 class TorchrunConfig(SshConfig):
+    """One process for each worker and server, started by torchrun, on each host by ssh."""
+
     name: Literal["torchrun"]
 
     builds: ClassVar[str] = "bsweep.launch.torchrun:Torchrun"
 
 
 class SrunConfig(ProcessesConfig):
+    """One process for each worker and server, as tasks of a step of the SLURM allocation in which
+    the sweep was started.
+    """
+
     name: Literal["srun"]
+    network_interface: Interface | None = None
+    """network between hosts, such as ib0; null: the network of the nodes' names"""
 
     builds: ClassVar[str] = "bsweep.launch.srun:Srun"
     gives_gpus: ClassVar[bool] = True

@@ -20,6 +20,7 @@ class MeasureConfig(Schema):
     """
 
     noise_scale: bool = False
+    """record the gradient noise scale, if workers step together (docs/batching.md)"""
 
     def problems(self, point: Point) -> Iterator[str]:
         """Yield an error message, with the remedy, for each measurement that is configured but
@@ -40,6 +41,3 @@ class MeasureConfig(Schema):
         for setting, reason in reasons.items():
             if reason:
                 yield f"{key} with {setting}: {reason}, or leave {key} out."
-
-
-NO_MEASURES = MeasureConfig()  # the default

@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from bsweep.config.card import Point, clash
 from bsweep.config.groups import ModelConfig
-from bsweep.config.user_code import Options, UserCode
+from bsweep.config.user_code import Keywords, Options, UserCode
 from bsweep.config.values import (
     ConfigError,
     Count,
@@ -28,8 +28,11 @@ from bsweep.core.checksums import sha256_of
 
 
 class ResNet18Config(ModelConfig):
+    """ResNet-18 (He et al., arXiv 1512.03385) from torchvision."""
+
     name: Literal["resnet18"]
-    stem: Literal["imagenet", "cifar"]
+    stem: Literal["imagenet", "cifar"] = "imagenet"
+    """imagenet: 7x7 stride 2 and max-pool, as published | cifar: 3x3, no max-pool"""
 
     builds: ClassVar[str] = "bsweep.models.zoo:build_resnet18"
     block_names: ClassVar[tuple[str, ...]] = ("layer*",)
@@ -39,8 +42,13 @@ class ResNet18Config(ModelConfig):
 
 
 class VGG16Config(ModelConfig):
+    """VGG-16 (Simonyan and Zisserman, arXiv 1409.1556) from torchvision: one layer has 74 % of its
+    parameters.
+    """
+
     name: Literal["vgg16"]
-    dropout: Fraction
+    dropout: Fraction = 0.5
+    """probability with which training sets a value of the classifier to 0"""
 
     builds: ClassVar[str] = "bsweep.models.zoo:build_vgg16"
     block_names: ClassVar[tuple[str, ...]] = ("features", "classifier.*")
@@ -51,13 +59,14 @@ class VGG16Config(ModelConfig):
 
 
 class TinyCNNConfig(ModelConfig):
-    """A network that looks at 7 x 7 pixels at a time and then takes a mean over the image.
-
-    With images whose parts are larger, such as digits of 32 x 32 pixels, it stays at chance.
+    """Two convolutions and a linear layer without BatchNorm, for equal results of all worker
+    counts: learns the digits only in their own size, with data.side=8 data.crop_padding=0
+    optimizer.lr=0.05. It looks at 7 x 7 pixels at a time and then takes a mean.
     """
 
     name: Literal["tiny_cnn"]
-    width: Width
+    width: Width = 8
+    """channels"""
 
     builds: ClassVar[str] = "bsweep.models.zoo:build_tiny_cnn"
     pieces: ClassVar[str] = "bsweep.models.zoo:pieces_of_tiny_cnn"
@@ -65,12 +74,18 @@ class TinyCNNConfig(ModelConfig):
 
 
 class LlamaConfig(ModelConfig):
-    name: Literal["llama_150m", "llama_tiny"]
+    """The base class of the cards of models with the layers of Llama (arXiv 2302.13971)."""
+
     hidden_size: Width
+    """values that represent a token between layers"""
     intermediate_size: Width
+    """of the SwiGLU MLP"""
     num_layers: Width
+    """transformer layers"""
     num_heads: Width
-    vocabulary_size: Count | None
+    """attention heads of each layer"""
+    vocabulary_size: Count | None = None
+    """null: that of the data; bsweep refuses any other number"""
 
     builds: ClassVar[str] = "bsweep.models.llama:build"
     block_names: ClassVar[tuple[str, ...]] = ("blocks.*",)
@@ -96,16 +111,43 @@ class LlamaConfig(ModelConfig):
             )
 
 
+class Llama150MConfig(LlamaConfig):
+    """The 150M language model of OpenDiLoCo (arXiv 2407.07852), built like Llama (arXiv
+    2302.13971); for data=text.
+    """
+
+    name: Literal["llama_150m"]
+    hidden_size: Width = 1024
+    intermediate_size: Width = 2688
+    num_layers: Width = 12
+    num_heads: Width = 16
+
+
+class LlamaTinyConfig(LlamaConfig):
+    """A language model with the same layers as llama_150m that trains in seconds on a CPU; for
+    data=text.
+    """
+
+    name: Literal["llama_tiny"]
+    hidden_size: Width = 64
+    intermediate_size: Width = 176
+    num_layers: Width = 2
+    num_heads: Width = 4
+
+
 class LibraryConfig(ModelConfig):
     """The base class of the cards of models that come from a library such as timm."""
 
     architecture: str
-    options: Options
+    """model.architecture=resnet50"""
+    options: Options = Keywords()
+    """its keyword arguments: 'model.options={dropout: 0.3}'"""
     weights: PathName | None = None
-    """A file with pretrained weights; None for random ones."""
-
+    """file with pretrained weights (a state dict); another number of classes gets a new classifier
+    """
     weights_sha256: str | None = None  # identifies the file; `resolved` sets it
 
+    internal: ClassVar[tuple[str, ...]] = ("weights_sha256",)
     changes_no_number: ClassVar[tuple[str, ...]] = ("weights",)  # its hash tells files apart
 
     has_batchnorm: ClassVar[bool | None] = None
@@ -140,6 +182,8 @@ def _sha256_of_weights(path: Path) -> str:
 
 
 class TimmConfig(LibraryConfig):
+    """Any of timm's models (https://huggingface.co/docs/timm)."""
+
     name: Literal["timm"]
 
     builds: ClassVar[str] = "bsweep.models.library:build_timm"
@@ -148,6 +192,8 @@ class TimmConfig(LibraryConfig):
 
 
 class TorchvisionModelConfig(LibraryConfig):
+    """Any of torchvision's classifiers, for images of three channels."""
+
     name: Literal["torchvision"]
 
     builds: ClassVar[str] = "bsweep.models.library:build_torchvision"
@@ -155,8 +201,17 @@ class TorchvisionModelConfig(LibraryConfig):
 
 
 class OwnModelConfig(UserCode, ModelConfig):
+    """A network of your own: your callable takes (num_classes, shape, **options) and returns a
+    torch.nn.Module.
+    """
+
     name: Literal["own"]
-    blocks: tuple[str, ...]
+    target: PathName
+    """model.target=mymodel.py:build or package.module:name; a changed file gives another run"""
+    blocks: tuple[str, ...] = ()
+    """[layers.*]: modules that strategies which split the model treat as one each; [] chooses by
+    size
+    """
 
     builds: ClassVar[str] = "bsweep.models.own:build"
     tensor_plan: ClassVar[str] = "bsweep.models.own:tensor_plan"
@@ -170,7 +225,7 @@ class OwnModelConfig(UserCode, ModelConfig):
 
 
 class ProgramModelConfig(ModelConfig):
-    """The card of the model of the user's own program; see `bsweep.config.programs`."""
+    """The model of your own program, see program=own."""
 
     name: Literal["program"]
 
@@ -181,7 +236,8 @@ AnyModel = Annotated[
     ResNet18Config
     | VGG16Config
     | TinyCNNConfig
-    | LlamaConfig
+    | Llama150MConfig
+    | LlamaTinyConfig
     | TimmConfig
     | TorchvisionModelConfig
     | OwnModelConfig

@@ -11,14 +11,16 @@ from pydantic import Field
 from bsweep.config.card import Point, clash
 from bsweep.config.groups import OptimizerConfig
 from bsweep.config.user_code import UserCode
-from bsweep.config.values import Fraction, LrRule, Positive
+from bsweep.config.values import Fraction, LrRule, NonNegative, PathName, Positive
 
 
 class MomentumConfig(OptimizerConfig):
     """The base class of the cards of optimizers with one momentum."""
 
-    momentum: Fraction
-    nesterov: bool
+    momentum: Fraction = 0.9
+    """0: none"""
+    nesterov: bool = False
+    """true: Nesterov's momentum"""
 
     @property
     def vectors_of_state(self) -> int:
@@ -31,15 +33,25 @@ class MomentumConfig(OptimizerConfig):
 
 
 class SGDConfig(MomentumConfig):
+    """Stochastic gradient descent with momentum."""
+
     name: Literal["sgd"]
+    lr: Positive = 0.01
 
     builds: ClassVar[str] = "bsweep.numerics.optim:sgd"
     known_for_fednova: ClassVar[bool] = True
 
 
 class LARSConfig(MomentumConfig):
+    """LARS (You et al., arXiv 1708.03888) from timm: a rate per layer, for large batches."""
+
     name: Literal["lars"]
-    trust_coefficient: Positive
+    lr: Positive = 1.0
+    weight_decay: NonNegative = 1.0e-4
+    decay_norm_and_bias: bool = False
+    """timm's LARS adapts the rate only for weights that decay"""
+    trust_coefficient: Positive = 0.001
+    """factor of each layer's own rate"""
 
     builds: ClassVar[str] = "bsweep.numerics.optim:lars"
     needs: ClassVar[tuple[str, ...]] = ("timm",)
@@ -49,20 +61,35 @@ class LARSConfig(MomentumConfig):
 class AdamConfig(OptimizerConfig):
     """The base class of the cards of optimizers with the two running means of Adam."""
 
-    betas: tuple[Fraction, Fraction]
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """decay rates of the running means of the gradient and of its square"""
     eps: Positive
+    """small number added to the denominator"""
 
     vectors_of_state: ClassVar[int] = 2
 
 
 class AdamWConfig(AdamConfig):
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101)."""
+
     name: Literal["adamw"]
+    lr: Positive = 0.001
+    weight_decay: NonNegative = 0.01
+    eps: Positive = 1.0e-8
 
     builds: ClassVar[str] = "bsweep.numerics.optim:adamw"
 
 
 class LAMBConfig(AdamConfig):
+    """LAMB (You et al., arXiv 1904.00962) from timm: a rate per layer on Adam's step, for large
+    batches.
+    """
+
     name: Literal["lamb"]
+    lr: Positive = 0.005
+    weight_decay: NonNegative = 0.01
+    decay_norm_and_bias: bool = False
+    eps: Positive = 1.0e-6
 
     builds: ClassVar[str] = "bsweep.numerics.optim:lamb"
     needs: ClassVar[tuple[str, ...]] = ("timm",)
@@ -71,8 +98,20 @@ class LAMBConfig(AdamConfig):
 
 
 class OwnOptimizerConfig(UserCode, OptimizerConfig):
+    """An optimizer of your own, or any of torch's: a callable takes (parameters, lr, **options) and
+    returns it.
+    """
+
     name: Literal["own"]
-    by_layer: bool
+    target: PathName
+    """optimizer.target=myoptimizer.py:build, or a package's, such as torch.optim:RMSprop"""
+    lr: Positive = 0.1
+    weight_decay: NonNegative = 0.0
+    """set in each parameter group; the optimizer applies it"""
+    by_layer: bool = False
+    """false: one long parameter, which is fast; true: the model's tensors, for rules that work by
+    layer
+    """
 
     builds: ClassVar[str] = "bsweep.numerics.optim:from_target"
     takes: ClassVar[tuple[str, ...]] = ("parameters", "lr")
@@ -88,12 +127,13 @@ class OwnOptimizerConfig(UserCode, OptimizerConfig):
 
 
 class ProgramOptimizerConfig(OptimizerConfig):
-    """The card of the optimizer of the user's own program; see `bsweep.config.programs`. The
-    learning-rate rule computes the rate that the program gets.
-    """
+    """The optimizer of your own program, see program=own."""
 
     name: Literal["program"]
-    lr: Positive | None  # type: ignore[assignment]  # None: the program has a rate of its own
+    lr: Positive | None = None  # type: ignore[assignment]
+    """learning rate; lr_rule computes {lr} and bsweep.join().lr from it; null: the program's own"""
+    weight_decay: NonNegative = 0.0
+    """0: your program has a weight decay of its own"""
 
     def problems(self, point: Point) -> Iterator[str]:
         if self.lr_rule == "adascale":

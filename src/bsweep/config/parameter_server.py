@@ -13,13 +13,25 @@ from bsweep.config.values import Count, Natural, Processes
 
 
 class ParameterServerConfig(StrategyConfig):
+    """Parameter servers: workers push gradients to servers and pull parameters from them; each
+    server holds a part of the model.
+    """
+
     name: Literal["parameter_server"]
-    num_servers: Processes | None
-    sharding: Literal["layer", "layer_round_robin", "memory", "hashed_chunks"]
-    chunk_bytes: Count
-    consistency: Literal["synchronous", "asynchronous", "stale_synchronous"]
-    staleness: Natural | None
-    colocated: bool
+    num_servers: Processes | None = None
+    """null: one server for two workers"""
+    sharding: Literal["layer", "layer_round_robin", "memory", "hashed_chunks"] = "memory"
+    """layer (whole layers, greedily by size) | layer_round_robin | memory (equal parts) |
+    hashed_chunks (chunks hashed over servers)
+    """
+    chunk_bytes: Count = 4096000
+    """size of a chunk with hashed_chunks"""
+    consistency: Literal["synchronous", "asynchronous", "stale_synchronous"] = "synchronous"
+    """synchronous | asynchronous | stale_synchronous"""
+    staleness: Natural | None = None
+    """stale_synchronous: clocks by which a worker may be ahead of the slowest; 0: none"""
+    colocated: bool = False
+    """true: server i runs beside worker i, and their exchange does not use the network"""
 
     builds: ClassVar[str] = "bsweep.strategies.parameter_server:ParameterServer"
     kind_can: ClassVar[Capabilities] = Capabilities(

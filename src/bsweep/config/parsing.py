@@ -11,14 +11,15 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from bsweep.config.card import Schema
 from bsweep.config.rules import refuse_contradictions
-from bsweep.config.run import RunConfig, names, variants
+from bsweep.config.run import RunConfig, hints, names, variants
 from bsweep.config.values import ConfigError, did_you_mean, shortened, show
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
@@ -56,8 +57,8 @@ def validate(composed: Mapping[str, Any]) -> RunConfig:
 
 
 def conf_dir() -> Path:
-    """Return the path of `conf/`, the folder with the YAML files of all groups: inside an installed
-    bsweep, or next to `src/` in a checkout.
+    """Return the path of `conf/`, the folder with experiments, presets and tables of devices and
+    links: inside an installed bsweep, or next to `src/` in a checkout.
     """
     package = Path(__file__).parents[1]
     installed = package / "conf"
@@ -151,12 +152,11 @@ def _explain(problem: Any) -> str:
     return f"{key}={shortened(show(value))}: {reason}.{several}"
 
 
-def _keys(schema: type, prefix: str = "") -> Iterator[str]:
-    hints = typing.get_type_hints(schema)
+def _keys(schema: type[Schema], prefix: str = "") -> Iterator[str]:
     for field in fields(schema):
         yield f"{prefix}{field.name}"
-        hint = hints[field.name]
-        variants = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        for variant in variants:
-            if is_dataclass(variant) and isinstance(variant, type):
-                yield from _keys(variant, f"{prefix}{field.name}.")
+        hint = hints(schema)[field.name]
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, Schema):
+                yield from _keys(kind, f"{prefix}{field.name}.")

@@ -13,16 +13,16 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 from typing_extensions import Self
 
 from bsweep.config.card import Card, Point, Schema
 from bsweep.config.optimizers import scaled_rate
-from bsweep.config.user_code import Options
+from bsweep.config.user_code import Keywords, Options
 from bsweep.config.values import ConfigError, Count, PathName, did_you_mean, show
 from bsweep.core.checksums import sha256_of
 
@@ -52,10 +52,12 @@ class ProgramConfig(Card):
 
 
 class BuiltinConfig(ProgramConfig):
+    """bsweep's own training loop: the chosen data, model, optimizer and strategy."""
+
     name: Literal["builtin"]
 
 
-# The keys that a program of the user's own does not read: they must have their defaults.
+# Keys that a program of the user's own does not read: they must have their defaults.
 _UNREAD = (
     "precision",
     "channels_last",
@@ -66,14 +68,12 @@ _UNREAD = (
     "accumulation_steps",
     "evaluate_every_examples",
     "average_batchnorm",
+    "launch.slowdown",
+    "launch.memory_limit_mb",
+    "batching.name",
+    "allocation.name",
+    "compression.name",
 )
-_USUAL = {
-    "launch.slowdown": None,
-    "launch.memory_limit_mb": None,
-    "batching.name": "fixed",
-    "allocation.name": "uniform",
-    "compression.name": "none",
-}
 
 # A name in braces, or in two pairs of them, which stand for one pair.
 _BRACES = re.compile(r"\{\{([A-Za-z_][\w.]*)\}\}|\{([A-Za-z_][\w.]*)\}")
@@ -86,7 +86,6 @@ def _words_of(command: str) -> str:
 
 
 Command = Annotated[str, AfterValidator(_words_of)]
-Variables = Annotated[dict[str, str | int | float], BeforeValidator(lambda given: given or {})]
 
 Metrics = Annotated[str, Field(pattern=r"^(csv|jsonl):.")]
 
@@ -98,30 +97,59 @@ class FieldsConfig(Schema):
     """
 
     epoch: str | None = None
+    """the epoch's number, from 0 or 1; null: `epoch`, else each row is an epoch"""
     time: str | None = None
+    """when the record was written, in seconds since 1970 or as 2026-01-31T12:00:00; null: `time`,
+    else when it arrived
+    """
     train_seconds: str | None = None
+    """the seconds of the epoch; null: `train_seconds`, else the time since the record before"""
     train_loss: str | None = None
+    """loss/train"""
     train_accuracy: str | None = None
+    """a fraction; 'acc%' for a column `acc` in per cent"""
     test_loss: str | None = None
+    """loss/val"""
     test_accuracy: str | None = None
+    """acc/val"""
 
 
 class OwnProgramConfig(ProgramConfig):
-    """The card of the user's own training program, which each worker starts by `command`."""
+    """A training program of your own, which bsweep starts once for each worker: see
+    docs/programs.md.
+    """
 
     name: Literal["own"]
     command: Command
-    options: Options
-    python: PathName | None
-    folder: PathName | None
-    environment: Options
-    files: tuple[PathName, ...] | None
+    """program.command='python train.py --lr {lr}': words in braces are keys of the point"""
+    options: Options = Keywords()
+    """your program's own settings: program.options.width=16,32 gives {width}, and
+    bsweep.join().options
+    """
+    python: PathName | None = None
+    """the interpreter for `python` in the command; null: bsweep's own"""
+    folder: PathName | None = None
+    """the folder in which the command starts; null: the one in which bsweep was started"""
+    environment: Options = Keywords()
+    """more environment variables: '{OMP_NUM_THREADS: 4}'"""
+    files: tuple[PathName, ...] | None = None
+    """[train.py,model.py]: files that count into the run id; null: the files that the command names
+    """
     metrics: Metrics | None = None
+    """csv:FILE | jsonl:FILE: what the program writes, if it does not call bsweep.join()"""
     fields: FieldsConfig = FieldsConfig()
+    """the names of the values in it; null: the name of the key, if there is such a value"""
     files_sha256: str | None = None  # identifies the content of the files; `resolved` sets it
     most_steps: Count | None = None
     """The steps after which the program is asked to stop, to time them; None: train to the end."""
 
+    brings: ClassVar[Mapping[str, str]] = {
+        "data": "program",
+        "model": "program",
+        "optimizer": "program",
+        "strategy": "program",
+    }
+    internal: ClassVar[tuple[str, ...]] = ("files_sha256", "most_steps")
     worker: ClassVar[Worker] = "bsweep.external.worker"
     is_own: ClassVar[bool] = True
     changes_no_number: ClassVar[tuple[str, ...]] = ("folder", "files", "most_steps")
@@ -183,12 +211,11 @@ class OwnProgramConfig(ProgramConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        defaults = {field.name: field.default for field in fields(point)}
-        usual = {key: defaults[key] for key in _UNREAD} | _USUAL
-        if point.checkpoint_every is not None:
-            usual["checkpoint_every"] = "auto"
-        for key, value in usual.items():
-            if (given := operator.attrgetter(key)(point)) != value:
+        usual = type(point)()  # every key has its default
+        keys = _UNREAD if point.checkpoint_every is None else (*_UNREAD, "checkpoint_every")
+        for key in keys:
+            given = operator.attrgetter(key)(point)
+            if given != operator.attrgetter(key)(usual):
                 typed = key.removesuffix(".name")
                 yield (
                     f"{typed}={show(given)} with program=own: your program decides about this. "
@@ -335,5 +362,4 @@ def learning_rate(config: Point) -> float | None:
     )
 
 
-BUILTIN = BuiltinConfig(name="builtin")
 AnyProgram = Annotated[BuiltinConfig | OwnProgramConfig, Field(discriminator="name")]

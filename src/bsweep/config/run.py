@@ -1,7 +1,6 @@
 """One point of a sweep: all its keys, and the values derived from them.
 
-The YAML files in `conf/` hold the defaults and say what the keys mean. `RunConfig` and the cards
-give each key's type and range.
+`RunConfig` and the cards give each key's type, range, default and meaning.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bsweep.config import user_code
-from bsweep.config.allocation import AnyAllocation
+from bsweep.config.allocation import AnyAllocation, UniformConfig
 from bsweep.config.batching import FIXED, AnyBatching
 from bsweep.config.card import Card, Schema
-from bsweep.config.compression import AnyCompression
-from bsweep.config.data import AnyData
-from bsweep.config.launch import AnyLaunch, hosts_of_ranks
-from bsweep.config.measure import NO_MEASURES, MeasureConfig
-from bsweep.config.models import AnyModel
-from bsweep.config.optimizers import AnyOptimizer
-from bsweep.config.programs import BUILTIN, AnyProgram
-from bsweep.config.strategies import AnyStrategy
+from bsweep.config.compression import AnyCompression, NoCompressionConfig
+from bsweep.config.data import AnyData, DigitsConfig
+from bsweep.config.launch import AnyLaunch, HorovodrunConfig, hosts_of_ranks
+from bsweep.config.measure import MeasureConfig
+from bsweep.config.models import AnyModel, ResNet18Config
+from bsweep.config.optimizers import AnyOptimizer, SGDConfig
+from bsweep.config.programs import AnyProgram, BuiltinConfig
+from bsweep.config.strategies import AnyStrategy, HorovodConfig
 from bsweep.config.target import Target, target_of
 from bsweep.config.values import (
     Count,
@@ -59,39 +58,71 @@ class RunConfig(Schema):
     `global_batch` is set.
     """
 
-    study: Name
-    results_dir: PathName
-    local_batch: Count | None
-    global_batch: Count | None
-    num_workers: Processes
+    study: Name = "default"
+    """runs of one study lie in results_dir/study/ and share figures"""
+    results_dir: PathName = "results"
+    """folder that holds the folders of all studies"""
+    local_batch: Count | None = None
+    """examples (images or text sequences) per worker and pass; give this ..."""
+    global_batch: Count | None = None
+    """... or the examples of a step over all workers and passes"""
+    num_workers: Processes = 1
+    """inside horovodrun: its -np"""
     accumulation_steps: Count = 1
-    epochs: Count
-    seed: Seed
-    device: Literal["auto", "cpu", "cuda"]
+    """passes per worker and step"""
+    epochs: Count = 5
+    """passes over the training set"""
+    seed: Seed = 0
+    """chooses the first weights, the order of examples and their augmentation"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto (a GPU if there is one) | cpu | cuda"""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = "auto"
+    """auto (fp32 on CPUs, bf16 on GPUs, fp16 on GPUs without bf16) | fp32 | tf32 (GPUs) | bf16 |
+    fp16 | fp64
+    """
     channels_last: Literal["auto", True, False] = "auto"
+    """memory format of images: auto (true for models with 2-d convolutions) | true | false"""
     compile: bool = False
+    """compile the passes of steps by torch.compile"""
     average_batchnorm: bool = True
-    log_every_steps: Count
-    data: AnyData
-    model: AnyModel
-    optimizer: AnyOptimizer
-    strategy: AnyStrategy
-    compression: AnyCompression
-    allocation: AnyAllocation
-    launch: AnyLaunch
+    """average BatchNorm statistics over workers before each evaluation"""
+    log_every_steps: Count = 20
+    """a `step` record with the mean loss since the last one"""
+    data: AnyData = DigitsConfig(name="digits")
+    model: AnyModel = ResNet18Config(name="resnet18")
+    optimizer: AnyOptimizer = SGDConfig(name="sgd")
+    strategy: AnyStrategy = HorovodConfig(name="horovod")
+    compression: AnyCompression = NoCompressionConfig(name="none")
+    allocation: AnyAllocation = UniformConfig(name="uniform")
+    launch: AnyLaunch = HorovodrunConfig(name="horovodrun")
     batching: AnyBatching = FIXED
-    program: AnyProgram = BUILTIN
+    program: AnyProgram = BuiltinConfig(name="builtin")
     graph: bool = True
+    """on GPUs, launch the passes of a step at once, as a CUDA graph, where this is possible"""
     checkpoint_every: Every = "auto"
+    """interval of checkpoints, from which a run can resume: auto (costs under 1 %) | 60s | 2
+    (epochs) | null (none)
+    """
     keep_weights: bool = False
+    """keep the trained weights of a completed run as final.pt in its folder, for bsweep.load_model
+    """
     resume_from: PathName | None = None
+    """folder of a run with a checkpoint, to resume with another num_workers or batch"""
     evaluate_every_examples: Count | None = None
+    """evaluate each time that this many more examples were trained, the same for all batch sizes;
+    null: at the end of each epoch
+    """
     target_accuracy: Finite | None = None
+    """test accuracy to reach, such as 0.9 ..."""
     target_loss: Finite | None = None
+    """... or test loss; two of three evaluations in a row must reach it"""
     stop_at_target: bool = True
+    """end the run when it has reached the target"""
     trackers: Trackers = ()
-    measure: MeasureConfig = NO_MEASURES
+    """[tensorboard,mlflow,wandb]: pass the records on during runs; afterwards: bsweep export STUDY
+    --to ...
+    """
+    measure: MeasureConfig = MeasureConfig()
 
     @property
     def local_batches(self) -> tuple[int, ...]:
@@ -266,10 +297,21 @@ def variants(group: str) -> tuple[type[Card], ...]:
     """
     if group not in GROUPS:
         return ()
-    hint = typing.get_type_hints(RunConfig)[group]
+    hint = hints(RunConfig)[group]
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def card_class(group: str, name: str) -> type[Card] | None:
+    """Return the class of a variant's card; None if there is no such variant."""
+    return next((card for card in variants(group) if name in names(card)), None)
 
 
 def names(card: type[Card]) -> tuple[str, ...]:
     """Return the names of the variants that a settings class (card) describes."""
-    return typing.get_args(typing.get_type_hints(card)["name"])
+    return typing.get_args(hints(card)["name"])
+
+
+@functools.cache
+def hints(schema: type[Schema]) -> dict[str, Any]:
+    """Return the types of a schema's keys."""
+    return typing.get_type_hints(schema)

@@ -20,8 +20,10 @@ class SplitConfig(StrategyConfig):
     `replicas` groups of workers train side by side; each group holds one whole model.
     """
 
-    replicas: Count
-    reduce: Literal["fp32", "bf16"]
+    replicas: Count = 1
+    """whole models side by side: 2 of 4 workers hold each half a model; a sweep may vary it"""
+    reduce: Literal["fp32", "bf16"] = "fp32"
+    """between replicas: fp32 (gradients as they are) | bf16: gradients travel in bf16"""
 
     in_probe: ClassVar[AllReduceConfig] = NATIVE
     kind_can: ClassVar[Capabilities] = Capabilities(
@@ -76,9 +78,22 @@ class SplitConfig(StrategyConfig):
 
 
 class ShardedConfig(SplitConfig):
+    """FSDP2 (Zhao et al., arXiv 2304.11277): each worker keeps a part of the parameters, gradients
+    and optimizer state (ZeRO, arXiv 1910.02054).
+    """
+
     name: Literal["sharded"]
-    reshard: Literal["forward", "step"]
-    wrap: Literal["blocks", "model"]
+    replicas: Count = 1
+    """whole models side by side: 2 of 4 workers hold each half a model (HSDP); a sweep may vary it
+    """
+    reshard: Literal["forward", "step"] = "forward"
+    """forward: gathered parameters are dropped after the forward pass (ZeRO-3) | step: after the
+    backward pass (ZeRO-2)
+    """
+    wrap: Literal["blocks", "model"] = "blocks"
+    """what is gathered at once: blocks of the model | model: all of it"""
+    reduce: Literal["fp32", "bf16"] = "fp32"
+    """fp32 (gradients as they are) | bf16: gradients travel in bf16"""
 
     builds: ClassVar[str] = "bsweep.strategies.sharded:Sharded"
     kind_can: ClassVar[Capabilities] = replace(
@@ -116,7 +131,15 @@ class ShardedConfig(SplitConfig):
 
 
 class TensorConfig(SplitConfig):
+    """Tensor parallelism (Megatron-LM, Shoeybi et al., arXiv 1909.08053): each worker computes a
+    part of every large layer, by the model's plan.
+    """
+
     name: Literal["tensor"]
+    replicas: Count = 1
+    """whole models side by side: 2 of 4 workers compute each half of one model's layers; a sweep
+    may vary it
+    """
 
     builds: ClassVar[str] = "bsweep.strategies.tensor:TensorParallel"
     kind_can: ClassVar[Capabilities] = replace(SplitConfig.kind_can, splits_layers=True)
@@ -132,8 +155,13 @@ class TensorConfig(SplitConfig):
 
 
 class DeepSpeedConfig(StrategyConfig):
+    """DeepSpeed's own ZeRO (Rajbhandari et al., arXiv 1910.02054): its engine sums gradients and
+    updates the parameters. The extra bsweep[deepspeed] installs it.
+    """
+
     name: Literal["deepspeed"]
-    stage: Literal[1, 2, 3]
+    stage: Literal[1, 2, 3] = 2
+    """workers divide 1: the optimizer's state | 2: and the gradients | 3: and the parameters"""
 
     builds: ClassVar[str] = "bsweep.strategies.deepspeed:DeepSpeed"
     needs: ClassVar[tuple[str, ...]] = ("deepspeed",)
@@ -172,7 +200,9 @@ class DeepSpeedConfig(StrategyConfig):
 class StagedConfig(SplitConfig):
     """The base class of the cards of strategies that cut a model into stages."""
 
-    cuts: tuple[Count, ...] | None
+    cuts: tuple[Count, ...] | None = None
+    """[2,4]: numbers of pieces before each cut | null: balanced, by the measured time of the pieces
+    """
 
     kind_can: ClassVar[Capabilities] = replace(
         SplitConfig.kind_can, cuts_model=True, stores_channels_last=True
@@ -248,11 +278,19 @@ class StagedConfig(SplitConfig):
 
 
 class PipelineConfig(StagedConfig):
+    """Pipeline parallelism by torch.distributed.pipelining: each worker holds consecutive pieces of
+    the model and passes activations on.
+    """
+
     name: Literal["pipeline"]
     schedule: Literal[
         "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"
-    ]
-    microbatches: Count
+    ] = "1f1b"
+    """gpipe (arXiv 1811.06965) | 1f1b (2006.09503) | interleaved_1f1b (2104.04473) |
+    interleaved_zero_bubble, zbv (2401.10241) | dualpipev (2412.19437)
+    """
+    microbatches: Count = 4
+    """into which a worker divides each local batch; BatchNorm sees one of them at a time"""
 
     builds: ClassVar[str] = "bsweep.strategies.pipeline:Pipeline"
 
@@ -362,8 +400,13 @@ class PipelineConfig(StagedConfig):
 
 
 class PipeDreamConfig(StagedConfig):
+    """PipeDream (Narayanan et al., SOSP 2019): a pipeline that never waits for a step to end; each
+    worker keeps versions of its weights.
+    """
+
     name: Literal["pipedream"]
-    vertical_sync: bool
+    vertical_sync: bool = False
+    """true: all stages compute a batch with the version of the weights that the first stage used"""
 
     builds: ClassVar[str] = "bsweep.strategies.pipedream:PipeDream"
     kind_can: ClassVar[Capabilities] = replace(

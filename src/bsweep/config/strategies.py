@@ -28,6 +28,7 @@ from bsweep.config.values import (
     Megabytes,
     Natural,
     NonNegative,
+    PathName,
     Positive,
     Seconds,
     show,
@@ -39,8 +40,11 @@ GPU_CYCLE_MS = 0.1
 
 
 class SingleConfig(StrategyConfig):
+    """One worker that exchanges nothing."""
+
     name: Literal["single"]
 
+    brings: ClassVar[Mapping[str, str]] = {}
     builds: ClassVar[str] = "bsweep.strategies.single:Single"
     kind_can: ClassVar[Capabilities] = Capabilities(replicates=True)
 
@@ -52,13 +56,23 @@ class SingleConfig(StrategyConfig):
 
 
 class HorovodConfig(StrategyConfig):
+    """Horovod: ring all-reduce of the gradient vector, with Gloo on CPUs and NCCL on GPUs."""
+
     name: Literal["horovod"]
     op: Literal["average", "adasum"] = "average"
+    """average | adasum (needs a Horovod built with MPI)"""
     buckets: Count = 1
+    """parts of the vector; with more than one, parts travel during the backward pass"""
     fusion_threshold_mb: Annotated[NonNegative, Field(le=2**20)] = 128
+    """MiB of tensors that Horovod sends as one; Horovod's default"""
     cycle_time_ms: Annotated[Positive, Field(le=1e6)] = 1.0
+    """milliseconds between two exchanges of Horovod; 1.0 is Horovod's default, in whose place GPUs
+    use 0.1
+    """
     cache_capacity: Natural = 1024
+    """responses that Horovod caches; Horovod's default"""
 
+    brings: ClassVar[Mapping[str, str]] = {}
     builds: ClassVar[str] = "bsweep.strategies.horovod:Horovod"
     kind_can: ClassVar[Capabilities] = Capabilities(
         launchers=("horovodrun", "inline"),
@@ -95,13 +109,13 @@ class HorovodConfig(StrategyConfig):
         return {
             variable: _horovod_value(getattr(self, key), unit)
             for key, (variable, unit) in self.knobs.items()
-            if getattr(self, key) != getattr(PLAIN_HOROVOD, key)
+            if getattr(self, key) != getattr(HorovodConfig, key)
         }
 
     def refuse_started(self, variables: Mapping[str, str]) -> None:
         for key, (variable, unit) in self.knobs.items():
             wanted = _horovod_value(getattr(self, key), unit)
-            started = float(variables.get(variable, getattr(PLAIN_HOROVOD, key) * unit))
+            started = float(variables.get(variable, getattr(HorovodConfig, key) * unit))
             if float(wanted) != started:
                 raise ValueError(
                     f"strategy.{key}={getattr(self, key)}, but horovodrun started its processes "
@@ -128,15 +142,18 @@ def _horovod_value(value: float, unit: int) -> str:
     return str(int(value * unit)) if unit > 1 or value == int(value) else repr(value)
 
 
-# It exchanges the whole vector in one call, with Horovod's default settings.
-PLAIN_HOROVOD = HorovodConfig(name="horovod")
-
-
 class DDPConfig(StrategyConfig):
+    """torch's DistributedDataParallel: all-reduce in buckets during the backward pass, with Gloo on
+    CPUs and NCCL on GPUs.
+    """
+
     name: Literal["ddp"]
-    hook: Literal["none", "fp16", "bf16", "powersgd"]
-    powersgd_rank: Count
-    bucket_mb: Annotated[Megabytes, Field(le=2**20)]
+    hook: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """none | fp16 | bf16 | powersgd: DDP's own communication hooks"""
+    powersgd_rank: Count = 1
+    """rank of hook=powersgd"""
+    bucket_mb: Annotated[Megabytes, Field(le=2**20)] = 25
+    """MiB of gradients that travel together"""
 
     in_probe: ClassVar[AllReduceConfig] = NATIVE
     builds: ClassVar[str] = "bsweep.strategies.ddp:DDP"
@@ -180,10 +197,17 @@ class DDPConfig(StrategyConfig):
 
 
 class LocalSGDConfig(StrategyConfig):
+    """Local SGD (Stich, arXiv 1805.09767): workers step alone and average their parameters from
+    time to time.
+    """
+
     name: Literal["local_sgd"]
-    sync_every: Count
-    warmup_steps: Natural
-    algorithm: Algorithm
+    sync_every: Count = 8
+    """steps between two averages; 1 is synchronous SGD"""
+    warmup_steps: Natural = 0
+    """first steps, averaged after each one (post-local SGD, arXiv 1808.07217)"""
+    algorithm: Algorithm = "native"
+    """ring | tree | native"""
 
     builds: ClassVar[str] = "bsweep.strategies.local_sgd:LocalSGD"
     kind_can: ClassVar[Capabilities] = Capabilities(launchers=("torchrun",), lockstep=False)
@@ -205,7 +229,8 @@ class EitherConfig(StrategyConfig):
     over Horovod, as the key `algorithm` says.
     """
 
-    algorithm: Algorithm | Literal["horovod"]
+    algorithm: Algorithm | Literal["horovod"] = "native"
+    """algorithm of the exchange: ring | tree | native | horovod (with launch=horovodrun)"""
 
     kind_can: ClassVar[Capabilities] = Capabilities(
         launchers=("torchrun", "horovodrun"), takes_codecs=True
@@ -218,7 +243,7 @@ class EitherConfig(StrategyConfig):
     @property
     def in_probe(self) -> HorovodConfig | AllReduceConfig:
         if self.algorithm == "horovod":
-            return PLAIN_HOROVOD
+            return HorovodConfig(name="horovod")
         return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
 
     def problems(self, point: Point) -> Iterator[str]:
@@ -229,16 +254,29 @@ class EitherConfig(StrategyConfig):
 
 
 class DiLoCoConfig(EitherConfig):
-    name: Literal["diloco"]
-    sync_every: Count
-    outer_lr: Positive
-    outer_momentum: Fraction
-    outer_nesterov: bool
-    weighting: Literal["uniform", "examples", "fednova"]
-    weights: tuple[NonNegative, ...] | None
-    max_rounds: Count | None
-    max_seconds: Seconds | None
+    """DiLoCo (Douillard et al., arXiv 2311.08105): an inner optimizer on each worker, and an outer
+    one for the average of their changes.
+    """
 
+    name: Literal["diloco"]
+    sync_every: Count = 100
+    """local steps of a round (H); an allocation may give each worker its own"""
+    outer_lr: Positive = 0.7
+    """learning rate of the outer optimizer"""
+    outer_momentum: Fraction = 0.9
+    """its momentum"""
+    outer_nesterov: bool = True
+    """true: Nesterov's momentum for it"""
+    weighting: Literal["uniform", "examples", "fednova"] = "examples"
+    """weights of workers in the outer gradient: uniform | examples | fednova"""
+    weights: tuple[NonNegative, ...] | None = None
+    """[0.3,0.7]: use these weights of workers instead"""
+    max_rounds: Count | None = None
+    """end after this number of rounds ..."""
+    max_seconds: Seconds | None = None
+    """... or after the round in which the training time exceeds this"""
+
+    brings: ClassVar[Mapping[str, str]] = {**EitherConfig.brings, "optimizer": "adamw_diloco"}
     builds: ClassVar[str] = "bsweep.strategies.diloco:DiLoCo"
     kind_can: ClassVar[Capabilities] = replace(
         EitherConfig.kind_can, lockstep=False, takes_local_steps=True
@@ -289,8 +327,18 @@ class DiLoCoConfig(EitherConfig):
 
 
 class OwnStrategyConfig(UserCode, EitherConfig):
+    """A strategy of your own: a callable takes (config, strategy, place, paths, **options) and
+    returns a bsweep.strategies.Strategy.
+    """
+
     name: Literal["own"]
-    sync_every: Count
+    target: PathName
+    """strategy.target=mystrategy.py:Mine or package.module:name"""
+    algorithm: Algorithm | Literal["horovod"] = "native"
+    """ring | tree | native, which the strategy may use | horovod: type launch=horovodrun"""
+    sync_every: Count = 1
+    """local steps between synchronisations, for a strategy that inherits bsweep.strategies.Rounds
+    """
 
     builds: ClassVar[str] = "bsweep.strategies.own:build"
     takes: ClassVar[tuple[str, ...]] = ("config", "strategy", "place", "paths")
@@ -307,10 +355,11 @@ class OwnStrategyConfig(UserCode, EitherConfig):
 
 
 class ProgramStrategyConfig(StrategyConfig):
-    """The card of the exchange of the user's own program; see `bsweep.config.programs`."""
+    """The exchange of your own program, such as Horovod's or DDP's, see program=own."""
 
     name: Literal["program"]
 
+    brings: ClassVar[Mapping[str, str]] = {}
     kind_can: ClassVar[Capabilities] = Capabilities(
         exchanges_in_passes=None,
         leaves_processes_clean=False,  # the user's code may leave anything behind

@@ -37,7 +37,7 @@ from bsweep.core.words import excerpt
 _Config = TypeVar("_Config", bound=Schema)
 
 
-class _Keywords(dict[str, Any]):
+class Keywords(dict[str, Any]):
     """A dictionary of keyword arguments that is hashed by its content, so that a card that holds it
     can be a key of a cache.
     """
@@ -46,7 +46,7 @@ class _Keywords(dict[str, Any]):
         return hash(json.dumps(self, sort_keys=True))
 
 
-def _keywords(given: dict[str, Any]) -> _Keywords:
+def _keywords(given: dict[str, Any]) -> Keywords:
     try:
         json.dumps(given, allow_nan=False)
     except ValueError as error:
@@ -54,10 +54,10 @@ def _keywords(given: dict[str, Any]) -> _Keywords:
             f"{show(given)} has a value that is not finite: write a word such as nan in quotes, "
             "\"'nan'\""
         ) from error
-    return _Keywords(given)
+    return Keywords(given)
 
 
-# Without options the YAML says null: Hydra cannot add a key to an existing mapping.
+# A file of a user's may say null.
 Options = Annotated[
     dict[str, Any], BeforeValidator(lambda given: given or {}), AfterValidator(_keywords)
 ]
@@ -69,9 +69,11 @@ class UserCode(Card):
     """
 
     target: PathName
-    options: Options
+    options: Options = Keywords()
+    """its keyword arguments: GROUP.options.NAME=VALUE, or 'GROUP.options={NAME: VALUE}'"""
     fingerprint: str | None = None  # identifies the code; `resolve` sets it
 
+    internal: ClassVar[tuple[str, ...]] = ("fingerprint",)
     takes: ClassVar[tuple[str, ...]] = ()  # positional arguments, in this order
 
     @property

@@ -264,9 +264,7 @@ def config_alone(config: RunConfig) -> RunConfig:
         num_workers=1,
         graph=config.graph and not config.strategy.can.exchanges_in_passes,
         strategy=SingleConfig(name="single"),
-        allocation=UniformConfig(
-            name="uniform", devices=None, probe=None, local_batches=None, local_steps=None
-        ),
+        allocation=UniformConfig(name="uniform"),
     )
 
 

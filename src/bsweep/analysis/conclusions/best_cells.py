@@ -19,7 +19,7 @@ from bsweep.analysis.study import columns
 from bsweep.analysis.study.frames import Study, ends_in_rounds
 from bsweep.analysis.study.naming import evaluated_part, length_of, settings_in_words
 from bsweep.analysis.study.numbers import number, spread
-from bsweep.config.strategies import GPU_CYCLE_MS, PLAIN_HOROVOD
+from bsweep.config.strategies import GPU_CYCLE_MS, HorovodConfig
 from bsweep.config.target import score_said
 from bsweep.core.words import counted, first_of, joined, listed
 
@@ -93,7 +93,7 @@ def _on_cycle_time(runs: pd.DataFrame) -> Iterator[str]:
     times = pd.to_numeric(exchanging.get("strategy.cycle_time_ms", pd.Series(dtype=float))).dropna()
     if len(times) and exchanging["strategy"].nunique() > 1:
         has_gpus = exchanging["device"].ne("cpu").any()
-        is_short = has_gpus and times.eq(PLAIN_HOROVOD.cycle_time_ms).any()
+        is_short = has_gpus and times.eq(HorovodConfig.cycle_time_ms).any()
         values = " or ".join(map("{:g}".format, sorted(times.unique())))
         on_gpus = f"; {GPU_CYCLE_MS:g} ms on GPUs instead of the default" if is_short else ""
         yield (
