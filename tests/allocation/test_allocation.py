@@ -21,13 +21,13 @@ from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
 from bsweep.runlog.probe_file import ProbedBatch, ProbedWorker
 from bsweep.study import checks
-from tests.support.running import TINY, compose
+from tests.support.running import TINY, compose, options
 
 NODES = ("4 RTX 2080 Ti", "3 RTX 2080 Ti + TITAN RTX", "4 A30", "2 RTX 3090 + 2 V100")
 FLOPS = (113.8e12, 117.85e12, 165e12, 133.5e12)
 DEVICES = f"allocation.devices={json.dumps(NODES)}"
 POINT = ("local_batch=4", "num_workers=4", "strategy=diloco", "model=tiny_cnn", "study=s")
-POLICIES = sorted(path.stem for path in (conf_dir() / "allocation").glob("*.yaml"))
+POLICIES = [*options("allocation"), "by_speed"]
 
 
 def worker(

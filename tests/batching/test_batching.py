@@ -13,7 +13,6 @@ import torch
 
 from bsweep import batching
 from bsweep.batching import GradientNoise, Policy, RoundStats
-from bsweep.config.parsing import conf_dir
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError
 from bsweep.data.plan import Share, global_batch
@@ -26,7 +25,7 @@ from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends 
     trained,
 )
 from tests.support.policies import Doubling
-from tests.support.running import ROOT, compose
+from tests.support.running import ROOT, compose, options
 
 LINEAR = ("optimizer.lr_rule=linear", "optimizer.reference_batch=24")
 STAGES = ("optimizer.schedule=multistep", "optimizer.milestones=[0.3,1]", "optimizer.gamma=0.5")
@@ -101,8 +100,7 @@ CHANGING = {
 
 
 def test_every_policy_is_tested() -> None:
-    here = {path.stem for path in (conf_dir() / "batching").glob("*.yaml")}
-    assert {*STILL} == {*CHANGING} == here - {"fixed", "own"}
+    assert {*STILL} == {*CHANGING} == {*options("batching")} - {"fixed", "own"}
 
 
 @pytest.mark.full

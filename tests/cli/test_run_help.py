@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from dataclasses import fields
 
 import pytest
-import yaml
 
 from bsweep.cli import run_help
 from bsweep.compose import hydra_grid, words
-from bsweep.config.parsing import conf_dir
-from bsweep.config.run import GROUPS
+from bsweep.config.card import Card, Schema
+from bsweep.config.measure import MeasureConfig
+from bsweep.config.programs import FieldsConfig
+from bsweep.config.run import GROUPS, RunConfig, variants
 from bsweep.config.values import ConfigError, flatten
 
-
-def _name(path: Path) -> str:
-    return f"{path.parent.name}/{path.stem}"
+CARDS = [card for group in GROUPS for card in variants(group)]
 
 
-OPTIONS = [path for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
+@pytest.mark.parametrize("schema", [RunConfig, MeasureConfig, FieldsConfig, *CARDS])
+def test_each_key_has_a_docstring(schema: type[Schema]) -> None:
+    internal = schema.internal if issubclass(schema, Card) else ()
+    keys = {field.name for field in fields(schema)} - {"name", "measure", *GROUPS, *internal}
+    assert {key for key in keys if not run_help._meanings(schema)[key]} == set()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [conf_dir() / "config.yaml", *OPTIONS],
-    ids=_name,
-)
-def test_each_key_of_a_file_has_a_comment(path: Path) -> None:
-    settings = yaml.safe_load(path.read_text())
-    keys = flatten({key: settings[key] for key in settings.keys() - {"defaults", "hydra", "name"}})
-    assert keys.keys() - dict(run_help._comments(path, "")).keys() - {"data.name"} == set()
-
-
-@pytest.mark.parametrize("path", OPTIONS, ids=_name)
-def test_each_option_says_in_a_sentence_what_it_is_for(path: Path) -> None:
-    assert re.fullmatch(r"\w.{20,}(\.|/docs/timm)", run_help._purpose(path))
+@pytest.mark.parametrize("card", CARDS)
+def test_each_option_says_in_a_sentence_what_it_is_for(card: type[Card]) -> None:
+    assert re.fullmatch(r"\w.{20,}\.", run_help._purpose(card))
 
 
 def test_help_shows_every_key_of_the_chosen_options() -> None:
     given = ["strategy=diloco", "epochs=7"]
     text = run_help.text(words.read(given))
-    point, _, _ = hydra_grid.described(words.read(given))
+    values, _, _ = hydra_grid.described(words.read(given))
     names = {f"{group}.name" for group in GROUPS}
-    assert set(re.findall(r"^  ([\w.]+)=", text, re.MULTILINE)) >= point.keys() - names
+    assert set(re.findall(r"^  ([\w.]+)=", text, re.MULTILINE)) >= flatten(values).keys() - names
 
 
 def test_help_shows_the_values_and_meanings_of_what_was_typed() -> None:

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from bsweep.compose import grid, words
+from bsweep.compose.hydra_grid import initialized
 from bsweep.config.parsing import conf_dir
 from bsweep.config.values import ConfigError
 
@@ -73,7 +74,7 @@ GRIDS = {
 @pytest.fixture(autouse=True)
 def _hydra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(conf_dir().parent)
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialized():
         yield
 
 

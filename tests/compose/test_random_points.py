@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 import pytest
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
+from bsweep.compose.hydra_grid import initialized
 from bsweep.config.groups import AllocationConfig
 from bsweep.config.measure import MeasureConfig
-from bsweep.config.parsing import conf_dir, parse
+from bsweep.config.parsing import parse
 from bsweep.config.rules import refuse_vain_evaluations
 from bsweep.config.run import GROUPS, RunConfig, names, variants
 from bsweep.config.values import ConfigError
@@ -270,7 +270,7 @@ def every_default() -> dict[str, dict[str, Any]]:
         group: [name for card in variants(group) for name in names(card)] for group in GROUPS
     }
     found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialized():
         for number in range(max(map(len, choices.values()))):
             one = {group: every[number % len(every)] for group, every in choices.items()}
             composed = hydra_compose("config", [f"{group}={name}" for group, name in one.items()])

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
-import yaml
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -29,7 +28,6 @@ from bsweep.compression.dgc import DGC
 from bsweep.compression.qsgd import pack, unpack
 from bsweep.compression.topk import largest
 from bsweep.config.compression import AnyCompression
-from bsweep.config.parsing import conf_dir
 from bsweep.numerics.vector import Vector
 
 T = TypeVar("T")
@@ -43,8 +41,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
 
 
 def configure(name: str, **changes: object) -> AnyCompression:
-    values = yaml.safe_load((conf_dir() / "compression" / f"{name}.yaml").read_text())
-    config: AnyCompression = TypeAdapter(AnyCompression).validate_python({**values, **changes})
+    values = {"name": name, **changes}
+    config: AnyCompression = TypeAdapter(AnyCompression).validate_python(values)
     return config
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -14,23 +13,24 @@ from bsweep.config.parsing import conf_dir
 from bsweep.config.programs import ProgramConfig
 from bsweep.config.run import GROUPS, names, variants
 from bsweep.config.split_strategies import DeepSpeedConfig
-from bsweep.config.strategies import PLAIN_HOROVOD, HorovodConfig
-from tests.support.running import compose
+from bsweep.config.strategies import HorovodConfig
+from tests.support.running import compose, options
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+PRESETS = {"optimizer": ["adamw_diloco"]}
 
 
-def options() -> list[tuple[str, str]]:
+def every_option() -> list[tuple[str, str]]:
     return [
-        (group, path.stem)
+        (group, name)
         for group in GROUPS
         if group != "allocation"  # most of which want a strategy with local steps
-        for path in sorted((conf_dir() / group).glob("*.yaml"))
+        for name in (*options(group), *PRESETS.get(group, ()))
     ]
 
 
 @pytest.mark.full(but=7)
-@pytest.mark.parametrize(("group", "option"), options())
+@pytest.mark.parametrize(("group", "option"), every_option())
 def test_every_option_composes(group: str, option: str) -> None:
     language = ["data=text", "data.path=somewhere"]
     extra = {
@@ -120,7 +120,7 @@ def test_a_crop_padding_that_cuts_much_of_an_image_is_warned_of() -> None:
 
 
 def test_settings_reach_horovod_unrounded() -> None:
-    card = dataclasses.replace(PLAIN_HOROVOD, fusion_threshold_mb=0.3, cache_capacity=1_234_567)
+    card = HorovodConfig(name="horovod", fusion_threshold_mb=0.3, cache_capacity=1_234_567)
     variables = card.variables()
     expected = {"HOROVOD_FUSION_THRESHOLD": "314572", "HOROVOD_CACHE_CAPACITY": "1234567"}
     assert variables == expected

@@ -37,25 +37,22 @@ class Scaled(TorchStrategy):
         "src/bsweep/config/strategies.py": [
             (
                 "",
-                """
+                '''
 class ScaledConfig(StrategyConfig):
+    """The sum of the gradients times a factor."""
+
     name: Literal["scaled"]
-    scale: Positive
+    scale: Positive = 1.0
+    """the factor"""
 
     builds: ClassVar[str] = "bsweep.strategies.scaled:Scaled"
     kind_can: ClassVar[Capabilities] = Capabilities(launchers=("torchrun",))
 
 
-""",
+''',
             ),
             ("AnyStrategy = Annotated[", "ScaledConfig | "),
         ],
-        "conf/strategy/scaled.yaml": """
-defaults:
-  - override /launch@_global_.launch: torchrun
-name: scaled
-scale: 1.0
-""",
     },
     "codec": {
         "src/bsweep/compression/rounded.py": """
@@ -73,19 +70,21 @@ class Rounded(Codec):
         "src/bsweep/config/compression.py": [
             (
                 "",
-                """
+                '''
 class RoundedConfig(CodecConfig):
+    """Gradients of a few digits."""
+
     name: Literal["rounded"]
-    digits: Count
+    digits: Count = 4
+    """digits behind the point"""
 
     builds: ClassVar[str] = "bsweep.compression.rounded:Rounded"
 
 
-""",
+''',
             ),
             ("AnyCompression = Annotated[", "RoundedConfig | "),
         ],
-        "conf/compression/rounded.yaml": "name: rounded\ndigits: 4\n",
     },
     "model": {
         "src/bsweep/models/linear.py": """
@@ -100,18 +99,19 @@ def build(config, *, num_classes, shape):
         "src/bsweep/config/models.py": [
             (
                 "",
-                """
+                '''
 class LinearConfig(ModelConfig):
+    """One linear layer."""
+
     name: Literal["linear"]
 
     builds: ClassVar[str] = "bsweep.models.linear:build"
 
 
-""",
+''',
             ),
             ("AnyModel = Annotated[", "LinearConfig | "),
         ],
-        "conf/model/linear.yaml": "name: linear\n",
     },
     "figure": {
         "src/bsweep/plots/loss_gap.py": """
@@ -166,7 +166,7 @@ def files_by_addition() -> dict[str, set[str]]:
     rows = re.findall(
         r"^\| an? ([\w ]+?) *\| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
     )
-    return {what: set(re.findall(r"`((?:src|conf)/[\w/.]+)`", files)) for what, files in rows}
+    return {what: set(re.findall(r"`(src/[\w/.]+)`", files)) for what, files in rows}
 
 
 @pytest.mark.parametrize("what", ADDITIONS)

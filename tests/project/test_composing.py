@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from bsweep.config.parsing import conf_dir, parse
+from bsweep.compose.hydra_grid import initialized
+from bsweep.config.parsing import parse
 from tests.support.running import TINY, compose
 
 
 def by_hydra(*overrides: str) -> object:
     """Return the configuration that Hydra alone composes."""
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialized():
         composed = hydra_compose("config", list(overrides))
     return parse(dict(OmegaConf.to_container(composed, resolve=True)))  # type: ignore[arg-type]
 

@@ -8,12 +8,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from bsweep.config.data import SyntheticConfig
+from bsweep.config.models import TinyCNNConfig
 from bsweep.config.parsing import conf_dir
 from tests.support.running import ROOT, TINY, ran_ok, tool, write_text
 
@@ -27,20 +30,20 @@ have the same kinds of records.
 """
 
 
-def written(group: str, choice: str) -> dict[str, Any]:
-    """Return what the file of a choice of a group has."""
-    return dict(yaml.safe_load((conf_dir() / group / f"{choice}.yaml").read_text()))
+def written(experiment: str) -> dict[str, Any]:
+    """Return what the file of an experiment has."""
+    return dict(yaml.safe_load((conf_dir() / "experiment" / f"{experiment}.yaml").read_text()))
 
 
 def shrunk(experiment: str) -> tuple[str, ...]:
     """Overrides for tiny data and a tiny model, without the keys that only the experiment's own
     have.
     """
-    text = written("experiment", experiment)
+    text = written(experiment)
     foreign = [
         f"~{group}.{key}"
-        for group, choice in (("data", "synthetic"), ("model", "tiny_cnn"))
-        for key in text.get(group, {}).keys() - written(group, choice)
+        for group, card in (("data", SyntheticConfig), ("model", TinyCNNConfig))
+        for key in text.get(group, {}).keys() - {field.name for field in fields(card)}
     ]
     return (f"experiment={experiment}", *TINY, "model=tiny_cnn", *foreign, "local_batch=8", *SHRUNK)
 
@@ -49,7 +52,7 @@ def shrunk(experiment: str) -> tuple[str, ...]:
     "experiment", sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 )
 def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Path) -> None:
-    axes = written("experiment", experiment).get("hydra", {}).get("sweeper", {}).get("params", {})
+    axes = written(experiment).get("hydra", {}).get("sweeper", {}).get("params", {})
     first = [
         f"{axis}={values.split(',')[0]}"
         for axis, values in axes.items()

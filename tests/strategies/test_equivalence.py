@@ -21,7 +21,6 @@ import pytest
 import torch
 
 from bsweep import models
-from bsweep.config.parsing import conf_dir
 from bsweep.config.values import ConfigError
 from tests.support.gpus import on_gpus
 from tests.support.running import (
@@ -31,6 +30,7 @@ from tests.support.running import (
     compose,
     forks,
     meeting_port,
+    options,
     popen,
     ranks,
     write_text,
@@ -196,11 +196,9 @@ def assert_reached(workers: list[dict[str, Any]], expected: dict[str, Any]) -> N
             assert many == pytest.approx(one, rel=1e-9)
 
 
-STRATEGIES = sorted(
-    path.stem
-    for path in (conf_dir() / "strategy").glob("*.yaml")
-    if path.stem not in ("single", "own", "program", "deepspeed")
-)
+STRATEGIES = [
+    name for name in options("strategy") if name not in ("single", "own", "program", "deepspeed")
+]
 
 # With one plain step a round, DiLoCo is synchronous SGD.
 SYNCHRONOUS_DILOCO = (
@@ -525,7 +523,7 @@ WARMED_UP: dict[str, tuple[str, ...]] = {
     "diloco adamw": ("strategy=diloco", "strategy.sync_every=2", "optimizer=adamw"),
     **{
         codec: ("strategy=allreduce", f"compression={codec}", "precision=fp32")
-        for codec in sorted(path.stem for path in (conf_dir() / "compression").glob("*.yaml"))
+        for codec in options("compression")
         if codec not in ("none", "own")
     },
 }

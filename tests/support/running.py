@@ -27,16 +27,16 @@ from typing import IO, Any
 
 import psutil
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from bsweep.compose.hydra_grid import initialized
 from bsweep.compose.words import as_hydra_takes
-from bsweep.config.parsing import conf_dir, parse
-from bsweep.config.run import RunConfig
+from bsweep.config.parsing import parse
+from bsweep.config.run import GROUPS, RunConfig, names, variants
 from bsweep.core import signals
 from tests.support.ask_forks import ask
 
@@ -64,19 +64,19 @@ def compose(*overrides: str) -> RunConfig:
         parsed = [_parsed(word) for word in overrides]
         values = [one for one in parsed if _is_value(one)]
         groups = [str(one.input_line) for one in parsed if not _is_value(one)]
-        composed = copy.deepcopy(_composed(conf_dir(), *groups))
+        composed = copy.deepcopy(_composed(*groups))
         for one in values:
             OmegaConf.update(composed, one.key_or_group, one.value(), merge=True)
     except (HydraException, OmegaConfBaseException):
-        composed = _composed(conf_dir(), *overrides)  # Hydra says what is wrong
+        composed = _composed(*overrides)  # Hydra says what is wrong
     container = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(container, dict)
     return parse({str(key): value for key, value in container.items()})
 
 
 @functools.cache
-def _composed(folder: Path, *overrides: str) -> DictConfig:
-    with initialize_config_dir(str(folder), version_base="1.3"):
+def _composed(*overrides: str) -> DictConfig:
+    with initialized():
         return hydra_compose("config", list(overrides))
 
 
@@ -92,8 +92,13 @@ def _is_value(override: Override) -> bool:
         and override.package is None
         and not override.is_sweep_override()
         and not override.key_or_group.startswith("hydra")
-        and not (conf_dir() / override.key_or_group).is_dir()
+        and override.key_or_group not in (*GROUPS, "experiment")
     )
+
+
+def options(group: str) -> list[str]:
+    """Return the names of the variants of a group."""
+    return sorted(name for card in variants(group) for name in names(card))
 
 
 def on(host: str) -> tuple[str, ...]:

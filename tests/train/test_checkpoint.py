@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.config.parsing import conf_dir
 from bsweep.numerics.timing import StepClock
 from bsweep.runlog.files import RunPaths
 from bsweep.train import checkpointing
@@ -21,7 +20,7 @@ from bsweep.train.checkpointing import CheckpointSchedule
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
-from tests.support.running import ROOT, TINY
+from tests.support.running import ROOT, TINY, options
 
 NETWORK = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:build")
 POINT = (
@@ -33,11 +32,7 @@ POINT = (
     "optimizer.lr=0.05",
     "log_every_steps=2",
 )
-CODECS = sorted(
-    path.stem
-    for path in (conf_dir() / "compression").glob("*.yaml")
-    if path.stem not in ("none", "own")
-)
+CODECS = [name for name in options("compression") if name not in ("none", "own")]
 # Three an epoch.
 ROUNDS = (
     "strategy.sync_every=2",

@@ -1,24 +1,27 @@
 """The text of `bsweep run --help`: examples, the options of each group, and the keys of the chosen
 options with their values and meanings.
 
-The meanings are the comments of the YAML files in `conf/`, where the defaults stand too.
+The meanings are the docstrings of the fields in `bsweep.config`, read from its source.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import itertools
 import json
 import re
 import shutil
+import sys
 import textwrap
-from collections.abc import Iterator
-from pathlib import Path
-
-import yaml
+from collections.abc import Mapping
+from typing import Any
 
 from bsweep.compose import hydra_grid
 from bsweep.compose.words import Words
-from bsweep.config.parsing import conf_dir
+from bsweep.config.card import Schema
+from bsweep.config.run import RunConfig, card_class
 
 _HEAD = """\
 bsweep run trains one point, or every point of a grid. Give exactly one of local_batch and
@@ -38,7 +41,6 @@ nothing was started, 130 interrupted.
 """
 _KEY_COLUMNS = 34
 _FEWEST_COLUMNS, _MOST_COLUMNS = 60, 120
-_KEY = re.compile(r"( *)(\w+):(?:\s+([^#]*?))?\s*(?:#\s*(.*))?$")
 
 
 def text(words: Words) -> str:
@@ -51,24 +53,44 @@ def text(words: Words) -> str:
     Raises:
         ConfigError: If an override is wrong.
     """
-    point, chosen, options = hydra_grid.described(words)
+    values, chosen, options = hydra_grid.described(words)
     columns = min(max(shutil.get_terminal_size().columns, _FEWEST_COLUMNS), _MOST_COLUMNS)
     lines = [_HEAD, "Groups (group=option; `bsweep run --help strategy=ddp` shows its keys):", ""]
     for group, names in options.items():
         lines += _entry(group, ", ".join(names), columns)
     lines += ["", "Keys with their values (key=value sets another):", ""]
-    shared = dict(_comments(conf_dir() / "config.yaml", ""))
-    for group, keys in itertools.groupby(point, lambda key: key.partition(".")[0]):
-        meanings: dict[str, str] = {}
-        if option := chosen.get(group):
-            path = conf_dir() / group / f"{option}.yaml"
-            meanings = dict(_comments(path, f"{group}."))
-            lines += ["", *_entry(f"{group}={option}", _purpose(path), columns)]
-        for key in sorted(keys, key=lambda key: key not in meanings):
-            if key != f"{group}.name":  # the line of the group says it
-                meaning = meanings.get(key) or shared.get(key, "")
-                lines += _entry(f"{key}={_typed(point[key])}", meaning, columns)
+    lines += _keys(
+        "", {key: values[key] for key in values if key not in chosen}, RunConfig, columns
+    )
+    for group, option in chosen.items():
+        name = values[group].pop("name", "")  # the line of the group says it
+        card = card_class(group, name)
+        lines += ["", *_entry(f"{group}={option}", _purpose(card), columns)]
+        lines += _keys(f"{group}.", values[group], card, columns)
     return "\n".join([*lines, "", _FLAGS])
+
+
+def _keys(
+    prefix: str, values: Mapping[str, Any], schema: type[object] | None, columns: int
+) -> list[str]:
+    """Return lines with keys, their values and their meanings, in the order of `_meanings`.
+
+    Args:
+        prefix: The beginning of the keys, such as `optimizer.`.
+        values: The values by the rest of the key.
+        schema: The class that declares the keys; None if there is none.
+        columns: The width of the lines.
+    """
+    meanings = _meanings(schema) if schema else {}
+    known = {key: values[key] for key in meanings if key in values}
+    lines = []
+    for key, value in {**known, **values}.items():
+        if isinstance(value, dict) and value:
+            kind = type(getattr(schema, key, None))
+            lines += _keys(f"{prefix}{key}.", value, kind, columns)
+        else:
+            lines += _entry(f"{prefix}{key}={_typed(value)}", meanings.get(key, ""), columns)
+    return lines
 
 
 def _entry(name: str, meaning: str, columns: int) -> list[str]:
@@ -92,32 +114,43 @@ def _typed(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _purpose(path: Path) -> str:
-    """Return the first sentence of the comment that begins an option's file; empty if there is no
-    such comment, or if the option is the user's own.
-    """
-    match = re.search(r"(^# .+\n)+", path.read_text() if path.exists() else "", re.MULTILINE)
-    lines = match[0].splitlines() if match else []
-    sentences = " ".join(line[2:] for line in lines if not line.startswith("# @"))
-    return re.split(r"(?<=[^.]\.)\s", sentences)[0]
+def _purpose(card: type[object] | None) -> str:
+    """Return the first sentence of a card's docstring; an empty text without a card."""
+    text = " ".join((card.__doc__ or "").split()) if card else ""
+    return re.split(r"(?<=[^.]\.)\s", text)[0]
 
 
-def _comments(path: Path, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted keys of a YAML file that have a comment, with the comment, after those of
-    the files that it inherits from.
+def _meanings(schema: type[object]) -> dict[str, str]:
+    """Return the meanings of a schema's keys, those that its own class declares first, then those
+    of its base classes.
     """
-    if not path.exists():  # an option of the user's own, from --config-dir
-        return
-    written = path.read_text()
-    for parent in (yaml.safe_load(written) or {}).get("defaults", []):
-        if isinstance(parent, str) and parent != "_self_":
-            yield from _comments(path.parent / f"{parent}.yaml", prefix)
-    if "@package _global_" in written:
-        prefix = ""
-    above: list[str] = []
-    for line in written.splitlines():
-        if match := _KEY.match(line):
-            indent, key, _, comment = match.groups()
-            above = [*above[: len(indent) // 2], key]
-            if comment:
-                yield prefix + ".".join(above), comment
+    meanings: dict[str, str] = {}
+    for base in schema.__mro__:
+        if issubclass(base, Schema):
+            for key, meaning in _docstrings(base.__module__)[base.__name__].items():
+                meanings[key] = meanings.get(key) or meaning
+    return meanings
+
+
+@functools.cache
+def _docstrings(module: str) -> dict[str, dict[str, str]]:
+    """Return the docstring below each field of the classes of a module, by class and field; an
+    empty text for a field that has none.
+    """
+    classes: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(node, ast.ClassDef):
+            fields = classes.setdefault(node.name, {})
+            for statement, below in itertools.pairwise([*node.body, ast.Pass()]):
+                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                    fields[statement.target.id] = _text(below)
+    return classes
+
+
+def _text(statement: ast.stmt) -> str:
+    """Return the text of a statement that is a text alone, without its line ends; of others an
+    empty text.
+    """
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return " ".join(str(statement.value.value).split())
+    return ""

@@ -22,7 +22,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from bsweep.compose import grid
+from bsweep.compose import grid, nodes
 from bsweep.compose.grid import Compose
 from bsweep.compose.words import (
     MOST_POINTS,
@@ -35,12 +35,12 @@ from bsweep.compose.words import (
 from bsweep.compose.words import parse as parse_words
 from bsweep.config.parsing import conf_dir, parse
 from bsweep.config.run import GROUPS, RunConfig
-from bsweep.config.values import ConfigError, flatten
+from bsweep.config.values import ConfigError
 from bsweep.core import terminal
 
 logger = terminal.logger(__name__)
 
-_CONFIG, _VERSION = "config", "1.3"
+_VERSION = "1.3"
 
 
 def composed(words: Words) -> list[RunConfig]:
@@ -82,7 +82,8 @@ def described(words: Words) -> tuple[dict[str, Any], dict[str, str], dict[str, l
     Of an override with several values, the first one counts.
 
     Returns:
-        The values by dotted key; the chosen option of each group; all options of each group.
+        The values by key, with a dictionary for each group; the chosen option of each group; all
+        options of each group.
 
     Raises:
         ConfigError: If an override cannot be read or names an unknown key or choice.
@@ -93,7 +94,15 @@ def described(words: Words) -> tuple[dict[str, Any], dict[str, str], dict[str, l
         options = {group: loader.get_group_options(group) for group in (*GROUPS, "experiment")}
     chosen = {group: str(point.hydra.runtime.choices[group]) for group in GROUPS}
     values: Any = OmegaConf.to_container(grid.without_hydra(point), resolve=True)
-    return flatten(values), chosen, options
+    return values, chosen, options
+
+
+@contextmanager
+def initialized() -> Iterator[None]:
+    """Let Hydra compose bsweep's configurations within the `with` block."""
+    nodes.store()
+    with initialize_config_dir(str(conf_dir()), version_base=_VERSION):
+        yield
 
 
 @contextmanager
@@ -101,13 +110,13 @@ def _opened(words: Words) -> Iterator[tuple[list[list[Setting]], Compose]]:
     """Give the values of each axis of a command, and the function with which Hydra composes one
     point of it. An error of Hydra within the `with` block becomes a ConfigError.
     """
-    with initialize_config_dir(str(conf_dir()), version_base=_VERSION):
+    with initialized():
         try:
             loader = GlobalHydra.instance().config_loader()
             typed = parse_words(words.overrides, loader)
             given = [*words.overrides, *_search_path(words.flags.config_dir)]
             master = loader.load_configuration(
-                words.flags.config_name or _CONFIG, given, run_mode=RunMode.MULTIRUN
+                words.flags.config_name or nodes.CONFIG, given, run_mode=RunMode.MULTIRUN
             )
             refuse_hydras_own(master.hydra)
             axes = parse_words([as_hydra_takes(axis) for axis in _axes(master)], loader)
@@ -169,10 +178,11 @@ def answer_flags(name: str, words: Words) -> int:
     Returns:
         The exit code.
     """
+    nodes.store()
     sys.argv = [name, *words.arranged]
     wants_traceback = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting with 1
-    main = hydra.main(version_base=_VERSION, config_path=str(conf_dir()), config_name=_CONFIG)
+    main = hydra.main(version_base=_VERSION, config_path=str(conf_dir()), config_name=nodes.CONFIG)
     try:
         with _unchecked_help():
             main(lambda composed: None)()

@@ -21,13 +21,13 @@ from bsweep.analysis.prediction.cards import (
     PREFIX,
     capabilities_of,
     card_of,
-    class_of,
     strategy_texts,
 )
 from bsweep.analysis.prediction.step_time import Cell, Form
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.numbers import setting_text
 from bsweep.config.groups import StrategyConfig
+from bsweep.config.run import card_class
 
 # The first parts of the columns in which runs of different ways must be equal.
 _OTHERS = ("compression", "allocation", "batching", "slowdown")
@@ -223,7 +223,7 @@ def differ_in_ways_alone(runs: pd.DataFrame) -> bool:
 
 
 def _splits(strategy: str) -> bool:
-    kind = class_of("strategy", strategy)
+    kind = card_class("strategy", strategy)
     return kind is not None and issubclass(kind, StrategyConfig) and kind.kind_can.splits_model
 
 

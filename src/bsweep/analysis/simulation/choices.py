@@ -1,13 +1,11 @@
 """Strategies as a user of a simulation names them: `horovod`, or with settings
 `diloco:sync_every=500:outer_lr=0.9`.
 
-Settings that are not given are those of the study's runs with this strategy, or else the defaults
-in `conf/`.
+Settings that are not given are those of the study's runs with this strategy, or else the defaults.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -16,23 +14,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
-from bsweep.analysis.prediction.cards import OWN_CODE, class_of, settings_of_runs
+from bsweep.analysis.prediction.cards import OWN_CODE, settings_of_runs
 from bsweep.analysis.simulation.collectives import ALGORITHMS
 from bsweep.analysis.simulation.constants import Constants
 from bsweep.config.card import Card
-from bsweep.config.parsing import conf_dir, validate
+from bsweep.config.parsing import validate
 from bsweep.config.rules import problems_of_cards
-from bsweep.config.run import RunConfig, names, variants
+from bsweep.config.run import RunConfig, card_class, names, variants
 from bsweep.config.values import did_you_mean
 
 _SHORT = {"by_speed": "steps_by_speed"}  # as in conf/allocation
-_PLAIN = {
-    "data": "synthetic", "model": "tiny_cnn", "optimizer": "adamw", "strategy": "single",
-    "compression": "none", "allocation": "uniform", "launch": "torchrun",
-}  # fmt: skip
-"""The variants of a point of which nothing is known."""
+_OPTIMIZER = "adamw"  # of runs whose optimizer is not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,9 +171,10 @@ def choice_of(word: str, runs: pd.DataFrame) -> Choice:
     for key in (key for key in given if key not in keys):
         raise ValueError(f"strategy={strategy} has no key {key!r}.{did_you_mean(key, keys)}")
     card = card_like("strategy", strategy, runs, given)
-    optimizer = _only(runs, "optimizer") or _PLAIN["optimizer"]
-    config = replace(
-        validate(_plain_values()),
+    optimizer = _only(runs, "optimizer") or _OPTIMIZER
+    config = RunConfig(
+        local_batch=1,
+        precision="fp32",
         strategy=card,
         compression=card_like("compression", codec, runs),
         allocation=card_like("allocation", _SHORT.get(allocation, allocation)),
@@ -214,18 +208,20 @@ def card_like(
         group: The group, such as `compression`.
         name: The name of the variant.
         runs: Runs of a study. If all with the variant share a setting, the card has it, too.
-        given: Settings that a user has given. All others are the defaults in `conf/`.
+        given: Settings that a user has given. All others have their defaults.
 
     Raises:
         ValueError: If there is no such variant, bsweep does not know its code, or a value is wrong.
     """
-    kind, settings = _class_of(group, name), _defaults(group, name)
+    kind, settings = _class_of(group, name), {"name": name}
     if runs is not None and group in runs:
         first, *others = settings_of_runs(kind, runs[runs[group] == name], group) or [{}]
-        for key, value in first.items():
-            if value is not None and all(run[key] == value for run in others):
-                settings[key] = value
-    return getattr(validate({**_plain_values(), group: {**settings, **(given or {})}}), group)
+        settings |= {
+            key: value
+            for key, value in first.items()
+            if value is not None and all(run[key] == value for run in others)
+        }
+    return getattr(validate({group: {**settings, **(given or {})}}), group)
 
 
 def _key_and_value(pair: str) -> tuple[str, Any]:
@@ -254,14 +250,6 @@ def _only(runs: pd.DataFrame, group: str) -> str:
     return str(known[0]) if len(known) == 1 and known[0] not in OWN_CODE else ""
 
 
-@functools.cache
-def _plain_values() -> dict[str, Any]:
-    """Return the values of a plain point by key."""
-    values = {key: value for key, value in _yaml("config.yaml").items() if key != "defaults"}
-    cards = {group: _defaults(group, name) for group, name in _PLAIN.items()}
-    return {**values, "num_workers": 1, "local_batch": 1, "precision": "fp32", **cards}
-
-
 def _class_of(group: str, name: str) -> type[Card]:
     """Return the class of a variant's card.
 
@@ -274,22 +262,7 @@ def _class_of(group: str, name: str) -> type[Card]:
             f"{group}={name} has code that bsweep does not know, so it is not simulated. Choose "
             f"another {group}: {', '.join(known)}."
         )
-    if (card := class_of(group, name)) is None:
+    if (card := card_class(group, name)) is None:
         near = did_you_mean(name, known)
         raise ValueError(f"{group}={name} is unknown.{near} Known: {', '.join(known)}.")
     return card
-
-
-@functools.cache
-def _yaml(file: str) -> dict[str, Any]:
-    values: dict[str, Any] = yaml.safe_load((conf_dir() / file).read_text())
-    return values
-
-
-def _defaults(group: str, name: str) -> dict[str, Any]:
-    """Return the settings of a variant in `conf/`, with those of the variants that it names."""
-    settings = _yaml(f"{group}/{name}.yaml")
-    bases = [base for base in settings.get("defaults", ()) if isinstance(base, str)]
-    inherited = {key: value for base in bases for key, value in _defaults(group, base).items()}
-    values = {**_yaml("config.yaml").get(group, {}), **inherited, **settings}
-    return {key: values[key] for key in values if key != "defaults"}
