@@ -141,7 +141,7 @@ def shrunk(words: list[str]) -> list[str]:
     words = [word for word in words if not word.startswith("local_batch=")]
     small = ["epochs=1", "local_batch=4", "optimizer.warmup_epochs=0"]
     if "experiment" in given:
-        text = written("experiment", given["experiment"])
+        text = written(given["experiment"])
         small += [f"~data.{key}" for key in text.get("data", {})]
     if given.get("data", "synthetic") == "synthetic":
         words = [word for word in words if not word.startswith("data.")]

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bsweep.config.card import Schema
 from bsweep.config.rules import refuse_contradictions
-from bsweep.config.run import RunConfig, hints, names, variants
+from bsweep.config.run import GROUPS, RunConfig, hints, names, variants
 from bsweep.config.values import ConfigError, did_you_mean, shortened, show
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
@@ -39,11 +39,14 @@ def parse(composed: Mapping[str, Any]) -> RunConfig:
 
 def validate(composed: Mapping[str, Any]) -> RunConfig:
     """Return the `RunConfig` that a mapping of keys to plain values describes, after a check of
-    each key by itself. Unlike `parse`, it accepts values that contradict each other.
+    each key by itself. Unlike `parse`, it accepts values that contradict each other. Keys that are
+    missing have their defaults; groups, and keys without a default, must not be missing.
 
     Raises:
         ConfigError: If a key is unknown or missing, or a value has the wrong type or range.
     """
+    if missing := [group for group in GROUPS if group not in composed]:
+        raise ConfigError(*map(_no_value, missing))
     try:
         # Strict JSON rules: 3.5 is no int and "yes" no bool, but a list may fill a tuple.
         return _ADAPTER.validate_json(json.dumps(dict(composed)), strict=True)
@@ -127,8 +130,7 @@ def _explain(problem: Any) -> str:
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         return unknown_key(key)
     if kind in ("missing", "missing_argument", "union_tag_not_found"):
-        choices = ", ".join(name for card in variants(key) for name in names(card))
-        return f"{key}: no value given." + (f" Known: {choices}." if choices else "")
+        return _no_value(key)
     if kind == "union_tag_invalid":
         known = problem["ctx"]["expected_tags"]
         return f"{key}={shortened(show(value.get('name')))}: unknown. Known: {known}."
@@ -150,6 +152,11 @@ def _explain(problem: Any) -> str:
     reason = f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
     several = f" For several values, type {key}=1,2,4." if kind.startswith("int_") else ""
     return f"{key}={shortened(show(value))}: {reason}.{several}"
+
+
+def _no_value(key: str) -> str:
+    choices = ", ".join(name for card in variants(key) for name in names(card))
+    return f"{key}: no value given." + (f" Known: {choices}." if choices else "")
 
 
 def _keys(schema: type[Schema], prefix: str = "") -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from typing import Any
 
@@ -221,7 +221,8 @@ def card_like(
             for key, value in first.items()
             if value is not None and all(run[key] == value for run in others)
         }
-    return getattr(validate({group: {**settings, **(given or {})}}), group)
+    values = {**asdict(RunConfig()), group: {**settings, **(given or {})}}
+    return getattr(validate(values), group)
 
 
 def _key_and_value(pair: str) -> tuple[str, Any]:
