@@ -22,7 +22,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from bsweep.compose import grid, nodes
+from bsweep.compose import card_source, grid
 from bsweep.compose.grid import Compose
 from bsweep.compose.words import (
     MOST_POINTS,
@@ -100,7 +100,7 @@ def described(words: Words) -> tuple[dict[str, Any], dict[str, str], dict[str, l
 @contextmanager
 def initialized() -> Iterator[None]:
     """Let Hydra compose bsweep's configurations within the `with` block."""
-    nodes.store()
+    card_source.register()
     with initialize_config_dir(str(conf_dir()), version_base=_VERSION):
         yield
 
@@ -116,7 +116,7 @@ def _opened(words: Words) -> Iterator[tuple[list[list[Setting]], Compose]]:
             typed = parse_words(words.overrides, loader)
             given = [*words.overrides, *_search_path(words.flags.config_dir)]
             master = loader.load_configuration(
-                words.flags.config_name or nodes.CONFIG, given, run_mode=RunMode.MULTIRUN
+                words.flags.config_name or card_source.CONFIG, given, run_mode=RunMode.MULTIRUN
             )
             refuse_hydras_own(master.hydra)
             axes = parse_words([as_hydra_takes(axis) for axis in _axes(master)], loader)
@@ -178,11 +178,13 @@ def answer_flags(name: str, words: Words) -> int:
     Returns:
         The exit code.
     """
-    nodes.store()
+    card_source.register()
     sys.argv = [name, *words.arranged]
     wants_traceback = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting with 1
-    main = hydra.main(version_base=_VERSION, config_path=str(conf_dir()), config_name=nodes.CONFIG)
+    main = hydra.main(
+        version_base=_VERSION, config_path=str(conf_dir()), config_name=card_source.CONFIG
+    )
     try:
         with _unchecked_help():
             main(lambda composed: None)()

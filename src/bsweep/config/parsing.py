@@ -11,13 +11,12 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from bsweep.config.card import Schema
 from bsweep.config.rules import refuse_contradictions
 from bsweep.config.run import GROUPS, RunConfig, hints, names, variants
 from bsweep.config.values import ConfigError, did_you_mean, shortened, show
@@ -159,11 +158,11 @@ def _no_value(key: str) -> str:
     return f"{key}: no value given." + (f" Known: {choices}." if choices else "")
 
 
-def _keys(schema: type[Schema], prefix: str = "") -> Iterator[str]:
+def _keys(schema: type[Any], prefix: str = "") -> Iterator[str]:
     for field in fields(schema):
         yield f"{prefix}{field.name}"
         hint = hints(schema)[field.name]
         kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         for kind in kinds:
-            if isinstance(kind, type) and issubclass(kind, Schema):
+            if is_dataclass(kind) and isinstance(kind, type):
                 yield from _keys(kind, f"{prefix}{field.name}.")

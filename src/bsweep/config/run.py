@@ -312,6 +312,6 @@ def names(card: type[Card]) -> tuple[str, ...]:
 
 
 @functools.cache
-def hints(schema: type[Schema]) -> dict[str, Any]:
+def hints(schema: type[Any]) -> dict[str, Any]:
     """Return the types of a schema's keys."""
     return typing.get_type_hints(schema)
