@@ -12,10 +12,10 @@ from bsweep.compose import hydra_grid, words
 from bsweep.config.card import Card, Schema
 from bsweep.config.measure import MeasureConfig
 from bsweep.config.programs import FieldsConfig
-from bsweep.config.run import GROUPS, RunConfig, variants
+from bsweep.config.run import GROUPS, RunConfig, cards_by_name
 from bsweep.config.values import ConfigError, flatten
 
-CARDS = [card for group in GROUPS for card in variants(group)]
+CARDS = [card for group in GROUPS for card in cards_by_name(group).values()]
 
 
 @pytest.mark.parametrize("schema", [RunConfig, MeasureConfig, FieldsConfig, *CARDS])

@@ -27,7 +27,7 @@ from bsweep.config.groups import AllocationConfig
 from bsweep.config.measure import MeasureConfig
 from bsweep.config.parsing import parse
 from bsweep.config.rules import refuse_vain_evaluations
-from bsweep.config.run import GROUPS, RunConfig, names, variants
+from bsweep.config.run import GROUPS, RunConfig, cards_by_name
 from bsweep.config.values import ConfigError
 from tests.support.running import bsweep, compose, write_text
 from tests.train.test_own_parts import PARTS
@@ -52,13 +52,13 @@ SIZED: Mapping[str, Mapping[str, Any]] = {
 }
 """Values without which a variant would be large, or could not run here."""
 
-ALLOCATIONS = [name for card in variants("allocation") for name in names(card)]
+ALLOCATIONS = [*cards_by_name("allocation")]
 CHOSEN: Mapping[str, list[Any]] = {
     "data": ["synthetic"] * 12 + ["digits"] * 2 + ["text"] * 4 + ["own"],
     "model": ["tiny_cnn"] * 5 + ["llama_tiny", "llama_tiny", "own", "own", "timm", "torchvision"],
     "launch": ["horovodrun", "torchrun", "inline"],  # no SLURM is here
     # DeepSpeed is in an environment of its own
-    "strategy": [n for card in variants("strategy") for n in names(card) if n != "deepspeed"],
+    "strategy": [name for name in cards_by_name("strategy") if name != "deepspeed"],
     "program": ["builtin"],
     "allocation": ["uniform"] * 6 + [name for name in ALLOCATIONS if name != "uniform"],
     "num_workers": [1, 2],
@@ -162,7 +162,7 @@ class Composer:
             for key, value in SIZED.get(f"{group}={given[group]}", {}).items()
         }
         num_workers, name = given["num_workers"], given["allocation"]
-        (card,) = (card for card in variants("allocation") if name in names(card))
+        card = cards_by_name("allocation")[name]
         assert issubclass(card, AllocationConfig)
         lists: Point = {"devices": ["A30", "V100"][:num_workers] if card.takes_devices else None}
         for key, is_needed in (
@@ -177,9 +177,8 @@ class Composer:
         """The type of each key that may be drawn for what is given."""
         hints = dict(hints_of(RunConfig, ""))
         for group in GROUPS:
-            for card in variants(group):
-                if given[group] in names(card):
-                    hints |= hints_of(card, f"{group}.")  # type: ignore[arg-type]
+            card = cards_by_name(group)[given[group]]
+            hints |= hints_of(card, f"{group}.")  # type: ignore[arg-type]
         hints |= hints_of(MeasureConfig, "measure.")
         return {key: hint for key, hint in hints.items() if not LEFT_OUT.fullmatch(key)}
 
@@ -187,8 +186,7 @@ class Composer:
         if key in CHOSEN:
             return self._draw.choice(CHOSEN[key])
         if key in GROUPS:
-            drawn = [name for card in variants(key) for name in names(card)]
-            return self._draw.choice([name for name in drawn if name != "program"])
+            return self._draw.choice([name for name in cards_by_name(key) if name != "program"])
         return self._of(hints[key], {})
 
     def _of(self, hint: Any, bounds: dict[str, float]) -> Any:
@@ -266,9 +264,7 @@ def defaults() -> dict[str, Any]:
 @functools.cache
 def every_default() -> dict[str, dict[str, Any]]:
     """The keys of each variant of each group, from few compositions of Hydra's."""
-    choices = {
-        group: [name for card in variants(group) for name in names(card)] for group in GROUPS
-    }
+    choices = {group: [*cards_by_name(group)] for group in GROUPS}
     found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     with initialized():
         for number in range(max(map(len, choices.values()))):
@@ -313,7 +309,7 @@ def ran(given: Point, cwd: Path) -> str:
 def test_each_key_of_each_variant_has_a_value_to_draw() -> None:
     """A key of a new type fails here, and not at night."""
     composer = Composer(0)
-    cards = [(card, f"{group}.") for group in GROUPS for card in variants(group)]
+    cards = [(card, f"{group}.") for group in GROUPS for card in cards_by_name(group).values()]
     for schema, prefix in (*cards, (MeasureConfig, "measure."), (RunConfig, "")):
         hints = hints_of(schema, prefix)
         for key in hints:

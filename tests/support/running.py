@@ -36,7 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bsweep.compose.hydra_grid import initialized
 from bsweep.compose.words import as_hydra_takes
 from bsweep.config.parsing import parse
-from bsweep.config.run import GROUPS, RunConfig, names, variants
+from bsweep.config.run import GROUPS, RunConfig, cards_by_name
 from bsweep.core import signals
 from tests.support.ask_forks import ask
 
@@ -98,7 +98,7 @@ def _is_value(override: Override) -> bool:
 
 def options(group: str) -> list[str]:
     """Return the names of the variants of a group."""
-    return sorted(name for card in variants(group) for name in names(card))
+    return sorted(cards_by_name(group))
 
 
 def on(host: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from typing import Any
 from bsweep.compose import hydra_grid
 from bsweep.compose.words import Words
 from bsweep.config.card import Schema
-from bsweep.config.run import RunConfig, card_class
+from bsweep.config.run import RunConfig, cards_by_name
 
 _HEAD = """\
 bsweep run trains one point, or every point of a grid. Give exactly one of local_batch and
@@ -64,7 +64,7 @@ def text(words: Words) -> str:
     )
     for group, option in chosen.items():
         name = values[group].pop("name", "")  # the line of the group says it
-        card = card_class(group, name)
+        card = cards_by_name(group).get(name)
         lines += ["", *_entry(f"{group}={option}", _purpose(card), columns)]
         lines += _keys(f"{group}.", values[group], card, columns)
     return "\n".join([*lines, "", _FLAGS])

@@ -5,9 +5,8 @@ presets.
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -19,7 +18,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from bsweep.config.card import Card, Schema
-from bsweep.config.run import GROUPS, RunConfig, names, variants
+from bsweep.config.run import GROUPS, RunConfig, cards_by_name
 
 CONFIG = "config"
 """The name of the configuration with every key of a run."""
@@ -48,7 +47,9 @@ class CardSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-        values = _values_of_card(_cards(group)[name], group, name) if group else _values_of_run()
+        values = (
+            _values_of_card(cards_by_name(group)[name], group, name) if group else _values_of_run()
+        )
         header = {"package": "_global_" if group else None}
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(values), header)
 
@@ -57,22 +58,16 @@ class CardSource(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-        return name in _cards(group) if group else name == CONFIG
+        return name in cards_by_name(group) if group else name == CONFIG
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> _Names:
         group = config_path.strip("/")
-        configs = sorted(_cards(group)) if group else [CONFIG]
+        configs = sorted(cards_by_name(group)) if group else [CONFIG]
         groups = [] if group else sorted(GROUPS)
         return [
             *(groups if results_filter != ObjectType.CONFIG else []),
             *(configs if results_filter != ObjectType.GROUP else []),
         ]
-
-
-@functools.cache
-def _cards(group: str) -> Mapping[str, type[Card]]:
-    """Return the cards of a group by the names of their variants."""
-    return {name: card for card in variants(group) for name in names(card)}
 
 
 def _values_of_run() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from bsweep.config.rules import refuse_contradictions
-from bsweep.config.run import GROUPS, RunConfig, hints, names, variants
+from bsweep.config.run import GROUPS, RunConfig, cards_by_name, hints
 from bsweep.config.values import ConfigError, did_you_mean, shortened, show
 
 _ADAPTER: TypeAdapter[RunConfig] = TypeAdapter(RunConfig)
@@ -72,10 +72,11 @@ def variants_with(key: str) -> list[str]:
     parameter_server has `strategy.num_servers`.
     """
     group, _, key_of_group = key.partition(".")
-    owners = (
-        card for card in variants(group) if key_of_group in {field.name for field in fields(card)}
-    )
-    return [name for card in owners for name in names(card)]
+    return [
+        name
+        for name, card in cards_by_name(group).items()
+        if key_of_group in {field.name for field in fields(card)}
+    ]
 
 
 def unknown_key(key: str) -> str:
@@ -123,7 +124,7 @@ def _explain(problem: Any) -> str:
     """
     kind, value = problem["type"], problem["input"]
     path = [str(part) for part in problem["loc"]]
-    if len(path) > 1 and len(variants(path[0])) > 1:
+    if len(path) > 1 and len(cards_by_name(path[0])) > 1:
         path.pop(1)  # pydantic puts the variant's name after the group
     key = ".".join(path)
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -154,7 +155,7 @@ def _explain(problem: Any) -> str:
 
 
 def _no_value(key: str) -> str:
-    choices = ", ".join(name for card in variants(key) for name in names(card))
+    choices = ", ".join(cards_by_name(key))
     return f"{key}: no value given." + (f" Known: {choices}." if choices else "")
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -291,24 +292,15 @@ _text_of_top = functools.cache(_text)  # safe, because the values of a key have 
 
 
 @functools.cache
-def variants(group: str) -> tuple[type[Card], ...]:
-    """Return the settings classes (cards) of a group such as `strategy`; an empty tuple for an
-    unknown group.
+def cards_by_name(group: str) -> Mapping[str, type[Card]]:
+    """Return the settings classes (cards) of a group such as `strategy` by the names of their
+    variants; an empty mapping for an unknown group.
     """
     if group not in GROUPS:
-        return ()
+        return {}
     hint = hints(RunConfig)[group]
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
-def card_class(group: str, name: str) -> type[Card] | None:
-    """Return the class of a variant's card; None if there is no such variant."""
-    return next((card for card in variants(group) if name in names(card)), None)
-
-
-def names(card: type[Card]) -> tuple[str, ...]:
-    """Return the names of the variants that a settings class (card) describes."""
-    return typing.get_args(hints(card)["name"])
+    cards = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return {typing.get_args(hints(card)["name"])[0]: card for card in cards}
 
 
 @functools.cache

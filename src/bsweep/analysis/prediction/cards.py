@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from bsweep.config.capabilities import Capabilities
 from bsweep.config.card import Card
 from bsweep.config.groups import StrategyConfig
-from bsweep.config.run import card_class
+from bsweep.config.run import cards_by_name
 
 OWN_CODE = ("own", "program")
 """The variants whose code may do anything in a step."""
@@ -56,7 +56,7 @@ def card_of(settings: Mapping[Any, Any] | pd.Series[Any]) -> StrategyConfig | No
     complete and valid.
     """
     name = str(settings.get(f"{PREFIX}name", settings.get("strategy")))
-    if (kind := card_class("strategy", name)) is None:
+    if (kind := cards_by_name("strategy").get(name)) is None:
         return None
     try:
         values = {**settings_of(kind, settings, "strategy"), "name": name}
@@ -73,7 +73,7 @@ def capabilities_of(runs: pd.DataFrame) -> list[Capabilities]:
     texts, known = strategy_texts(runs), {}
     for text, group in runs.groupby(texts):
         card = card_of(group.iloc[0])
-        kind = card_class("strategy", str(group["strategy"].iloc[0]))
+        kind = cards_by_name("strategy").get(str(group["strategy"].iloc[0]))
         known[text] = card.can if card else getattr(kind, "kind_can", Capabilities())
     return [known[text] for text in texts]
 

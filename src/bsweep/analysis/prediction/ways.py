@@ -27,7 +27,7 @@ from bsweep.analysis.prediction.step_time import Cell, Form
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.numbers import setting_text
 from bsweep.config.groups import StrategyConfig
-from bsweep.config.run import card_class
+from bsweep.config.run import cards_by_name
 
 # The first parts of the columns in which runs of different ways must be equal.
 _OTHERS = ("compression", "allocation", "batching", "slowdown")
@@ -223,7 +223,7 @@ def differ_in_ways_alone(runs: pd.DataFrame) -> bool:
 
 
 def _splits(strategy: str) -> bool:
-    kind = card_class("strategy", strategy)
+    kind = cards_by_name("strategy").get(strategy)
     return kind is not None and issubclass(kind, StrategyConfig) and kind.kind_can.splits_model
 
 

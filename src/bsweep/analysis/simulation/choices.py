@@ -21,7 +21,7 @@ from bsweep.analysis.simulation.constants import Constants
 from bsweep.config.card import Card
 from bsweep.config.parsing import validate
 from bsweep.config.rules import problems_of_cards
-from bsweep.config.run import RunConfig, card_class, names, variants
+from bsweep.config.run import RunConfig, cards_by_name
 from bsweep.config.values import did_you_mean
 
 _SHORT = {"by_speed": "steps_by_speed"}  # as in conf/allocation
@@ -257,13 +257,13 @@ def _class_of(group: str, name: str) -> type[Card]:
     Raises:
         ValueError: If there is no such variant, or bsweep does not know its code.
     """
-    known = [name for card in variants(group) for name in names(card) if name not in OWN_CODE]
+    known = [name for name in cards_by_name(group) if name not in OWN_CODE]
     if name in OWN_CODE:
         raise ValueError(
             f"{group}={name} has code that bsweep does not know, so it is not simulated. Choose "
             f"another {group}: {', '.join(known)}."
         )
-    if (card := card_class(group, name)) is None:
+    if (card := cards_by_name(group).get(name)) is None:
         near = did_you_mean(name, known)
         raise ValueError(f"{group}={name} is unknown.{near} Known: {', '.join(known)}.")
     return card
