@@ -93,13 +93,6 @@ def test_deep_grey_levels_keep_the_bits_that_the_data_set_uses(
         assert len(notes) == 1
 
 
-def test_images_that_lose_their_levels_to_a_bright_one_are_counted() -> None:
-    narrow = Image.fromarray(np.arange(SIDE**2, dtype=np.uint16).reshape(SIDE, SIDE))
-    bright = Image.fromarray(np.full((SIDE, SIDE), 65_535, np.uint16))
-    dataset = examples.collected([(narrow, 0), (narrow, 1), (bright, 1)], [(narrow, 0)])
-    assert "3 images of 16 bits keep fewer than 16" in dataset.notes[1]
-
-
 def labelled(labels: list[int], **more: Any) -> Dataset:
     inputs, targets = torch.randn(len(labels), 3), torch.tensor(labels)
     return examples.collected((inputs, targets), (inputs, targets), **more)

@@ -4,8 +4,7 @@ tensors, to a `Dataset`.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,10 +12,19 @@ from torch import Tensor
 
 from bsweep.core.words import first_of
 from bsweep.data.dataset import Dataset, channel_statistics
-from bsweep.data.pictures import GreyLevels, Unfit, num_bits, pixels, with_progress
+from bsweep.data.pictures import (
+    Unfit,
+    has_16_bits,
+    note_on_levels,
+    num_bits,
+    pixels,
+    with_progress,
+)
 
-Convert = Callable[[Any], Tensor]
-"""A function that returns the input of an example as a tensor."""
+Deep = list[tuple[Tensor, Any]]
+"""Pillow's images of 16 bits, each with the row of the inputs that it becomes when the levels of
+all are known.
+"""
 
 
 def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
@@ -38,9 +46,11 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
         Unfit: If they are no data sets, are empty, have examples that cannot be stacked, or have
             labels that do not fit the inputs or the names of the classes.
     """
-    levels = GreyLevels(max(map(_num_bits, (train, test))))
-    convert = functools.partial(_tensor, side=side, levels=levels)
-    pairs = _split("training", train, convert), _split("test", test, convert)
+    deep: Deep = []
+    pairs = _split("training", train, side, deep), _split("test", test, side, deep)
+    most_bits = max((num_bits(image) for _, image in deep), default=0)
+    for row, image in deep:
+        row.copy_(_tensor(image, side, most_bits))
     for nouns, tensor, test_tensor in zip(("inputs", "labels"), *pairs, strict=True):
         if not _are_alike(tensor[0], test_tensor[0]):
             raise Unfit(
@@ -51,9 +61,9 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
     names = tuple(map(str, getattr(train, "classes", None) or ()))
     num_classes = _num_classes((labels, test_labels), names)
     notes = (
-        *levels.notes,
+        *([note_on_levels(most_bits)] if deep else ()),
         *_notes_on_classes(labels, num_classes, names),
-        *_notes_on_randomness(train, convert),
+        *_notes_on_randomness(train, side),
     )
     is_images = inputs.dtype == torch.uint8 and inputs.dim() == 4
     mean, std = channel_statistics(inputs) if is_images else (None, None)
@@ -90,29 +100,17 @@ def _notes_on_classes(labels: Tensor, num_classes: int, names: tuple[str, ...]) 
         )
 
 
-def _notes_on_randomness(split: Any, convert: Convert) -> Iterator[str]:
+def _notes_on_randomness(split: Any, side: int | None) -> Iterator[str]:
     """Yield a note if the first example of a split differs from time to time."""
     if isinstance(split, tuple | list):
         return
-    first, again = (torch.nan_to_num(convert(split[0][0])) for _ in range(2))
+    first, again = (torch.nan_to_num(_tensor(split[0][0], side)) for _ in range(2))
     if not torch.equal(first, again):
         yield (
             "the first training example differs when it is read again, but bsweep reads each "
             "example once and keeps what it got: return examples without random changes, and give "
             "data.flip=true or data.crop_padding=4 for random changes in each step"
         )
-
-
-def _num_bits(split: Any) -> int:
-    """Return the bits of the brightest level of a split's images of 16 bits; 0 if its first example
-    is something else.
-    """
-    if not (hasattr(split, "__len__") and hasattr(split, "__getitem__")):
-        return 0
-    examples = (split[number] for number in range(len(split)))
-    images = (example[0] for example in examples if isinstance(example, tuple | list) and example)
-    first = num_bits(next(images, None))
-    return max([first, *map(num_bits, images)]) if first else 0
 
 
 def _num_classes(labels: tuple[Tensor, Tensor], names: tuple[str, ...]) -> int:
@@ -132,21 +130,26 @@ def _num_classes(labels: tuple[Tensor, Tensor], names: tuple[str, ...]) -> int:
     return len(names) or 1 + max(classes)
 
 
-def _split(split_name: str, split: Any, convert: Convert) -> tuple[Tensor, Tensor]:
+def _split(split_name: str, split: Any, side: int | None, deep: Deep) -> tuple[Tensor, Tensor]:
     """Return the inputs and the labels of a training or test split, as two tensors with one row for
     each example. The inputs are (N, ...). The labels are (N,) or, as classes of tokens or targets,
     (N, ...).
 
-    `split_name` is the name of the split in messages.
+    Args:
+        split_name: The name of the split in messages.
+        split: The split.
+        side: As for `collected`.
+        deep: The list to which images of 16 bits are added.
     """
     if (
         isinstance(split, tuple | list)
         and len(split) == 2
         and all(isinstance(tensor, Tensor) for tensor in split)
     ):
-        inputs, labels = split
+        # They, or both splits, may share memory, which a file cannot store.
+        inputs, labels = (tensor.clone(memory_format=torch.contiguous_format) for tensor in split)
     elif hasattr(split, "__len__") and hasattr(split, "__getitem__"):
-        inputs, labels = _stacked(split_name, split, convert)
+        inputs, labels = _stacked(split_name, split, side, deep)
     else:
         raise Unfit(
             f"the {split_name} data are {_type(split)}, which has no len() or no [index]: return a "
@@ -164,62 +167,51 @@ def _split(split_name: str, split: Any, convert: Convert) -> tuple[Tensor, Tenso
             f"the {split_name} data have labels of shape {tuple(labels.shape)}: give one class for "
             "each example, or for each token."
         )
-    return _apart(inputs), _apart(labels)
+    return _plain(inputs), _plain(labels)
 
 
-def _apart(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy of a tensor on the CPU, in a form that a file can store.
-
-    Inputs and labels, or both splits, may share memory, which a file cannot store. bfloat16 becomes
-    float32.
-    """
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU, in a form that a file can store: bfloat16 becomes float32."""
     tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).clone(
-        memory_format=torch.contiguous_format
-    )
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
-def _stacked(split_name: str, split: Any, convert: Convert) -> tuple[Tensor, Tensor]:
-    inputs, labels = torch.empty(0), torch.empty(0)
-    pairs, work = _examples(split_name, split, convert), f"reading {split_name} examples"
-    for number, pair in enumerate(with_progress(pairs, work, len(split))):
-        if not number:
-            inputs, labels = (tensor.new_empty(len(split), *tensor.shape) for tensor in pair)
-        inputs[number], labels[number] = pair
-    return inputs, labels
-
-
-def _examples(split_name: str, split: Any, convert: Convert) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the input and the label of each example of a map-style data set.
+def _stacked(split_name: str, split: Any, side: int | None, deep: Deep) -> tuple[Tensor, Tensor]:
+    """Return what `_split` returns, for a map-style data set.
 
     Raises:
         Unfit: If an example is no pair, or has another dtype or shape than the first.
     """
-    first: tuple[Tensor, Tensor] | None = None
-    for number in range(len(split)):
+    inputs, labels = torch.empty(0), torch.empty(0)
+    numbers = range(len(split))
+    for number in with_progress(numbers, f"reading {split_name} examples", len(numbers)):
         example = split[number]
         if not isinstance(example, tuple | list) or len(example) != 2:
             raise Unfit(
                 f"{split_name} example {number} is {_type(example)}, not a pair of an image or "
                 "tensor and its label."
             )
-        pair = convert(example[0]), torch.as_tensor(example[1])
-        first = first or pair
-        for noun, tensor, expected in zip(("input", "label"), pair, first, strict=True):
-            if not _are_alike(tensor, expected):
+        pair = _tensor(example[0], side), torch.as_tensor(example[1])
+        if number == 0:
+            inputs, labels = (tensor.new_empty(len(numbers), *tensor.shape) for tensor in pair)
+        for noun, tensor, rows in zip(("input", "label"), pair, (inputs, labels), strict=True):
+            if not _are_alike(tensor, rows[0]):
                 raise Unfit(
                     f"{split_name} {noun} {number} is {_kind(tensor)}, but the first {noun} is "
-                    f"{_kind(expected)}: give every {noun} the same dtype and shape."
+                    f"{_kind(rows[0])}: give every {noun} the same dtype and shape."
                 )
-        yield pair
+            rows[number] = tensor
+        if has_16_bits(example[0]):
+            deep.append((inputs[number], example[0]))
+    return inputs, labels
 
 
-def _tensor(value: Any, side: int | None, levels: GreyLevels) -> Tensor:
+def _tensor(value: Any, side: int | None, num_bits: int = 16) -> Tensor:
     """Return the input of an example as a tensor: a Pillow image as uint8 (C, H, W), any other
     array unchanged.
     """
     if hasattr(value, "getbands"):
-        return torch.from_numpy(pixels(value, side, levels, keeps_grey=True))
+        return torch.from_numpy(pixels(value, side, num_bits, keeps_grey=True))
     return torch.as_tensor(value)
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, KeysView, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from bsweep.core.ranks import num_cores
 from bsweep.core.words import counted, first_of
 from bsweep.data.cache import cached, cached_info
 from bsweep.data.info import DataInfo
-from bsweep.data.pictures import GreyLevels, num_bits, pixels, with_progress
+from bsweep.data.pictures import note_on_levels, num_bits, pixels, with_progress
 
 if TYPE_CHECKING:
     from bsweep.data.dataset import Dataset
@@ -35,12 +36,8 @@ _CHUNK = 64  # images that a thread decodes at once
 _NAMED = 10  # corrupt images that a message names
 
 
-@dataclass(frozen=True)
-class _Split:
-    """The images to train on, or those to test on."""
-
-    paths: dict[str, list[str]]  # by class, both sorted
-    fingerprint: str  # changes with any path, size or time of modification
+Images = dict[str, list[str]]
+"""The paths of the images to train on, or of those to test on, by class, both sorted."""
 
 
 def info(config: ImageFolderConfig) -> DataInfo:
@@ -66,31 +63,28 @@ def load(config: ImageFolderConfig) -> Dataset:
 def _entry(config: ImageFolderConfig) -> tuple[str, Callable[[], Dataset]]:
     """Return the name under which the cache keeps the images that the folder now lists, and the
     function that decodes them.
+
+    The name changes with any path, size or time of modification.
     """
-    train, test = _listed(config)
-    skips = " skip_broken" if config.skip_broken else ""
-    key = hashlib.sha256(
-        f"2 {config.side} {train.fingerprint} {test.fingerprint}{skips}".encode()
-    ).hexdigest()[:32]
-    build = functools.partial(_decode_splits, train, test, config.side, config.skip_broken)
-    return f"imagefolder-{key}", build
-
-
-def _listed(config: ImageFolderConfig) -> tuple[_Split, _Split]:
-    """Return the images to train on and those to test on, as the folder holds them now."""
     root = Path(config.root).expanduser()
+    digest = hashlib.sha256(f"3 {config.side} {config.test_share} {config.skip_broken}".encode())
     try:
         if config.test_share is None:
             train, test = _list(root / "train"), _list(root / "test")
         else:
             train, test = _divided(root, config.test_share)
+        for path in itertools.chain(*train.values(), *test.values()):
+            inside, status = path[len(str(root)) :], Path(path).stat()
+            version = f"{inside}\0{status.st_size}\0{status.st_mtime_ns}\0"
+            digest.update(version.encode(errors="surrogateescape"))
     except OSError as error:
         raise ValueError(f"data.root={config.root} cannot be read ({error}): {_LAYOUT}.") from error
-    _check_classes(root, train.paths.keys(), test.paths.keys())
-    return train, test
+    _check_classes(root, train.keys(), test.keys())
+    build = functools.partial(_decode_splits, train, test, config.side, config.skip_broken)
+    return f"imagefolder-{digest.hexdigest()[:32]}", build
 
 
-def _divided(root: Path, test_share: float) -> tuple[_Split, _Split]:
+def _divided(root: Path, test_share: float) -> tuple[Images, Images]:
     """Return the images in a folder of classes, divided into those to train on and those to test
     on.
 
@@ -107,10 +101,9 @@ def _divided(root: Path, test_share: float) -> tuple[_Split, _Split]:
         inside = path[len(str(root)) :]
         return hashlib.sha256(inside.encode(errors="surrogateescape")).hexdigest()
 
-    whole = _list(root)
-    train: dict[str, list[str]] = {}
-    test: dict[str, list[str]] = {}
-    for name, paths in whole.paths.items():
+    train: Images = {}
+    test: Images = {}
+    for name, paths in _list(root).items():
         if len(paths) < 2:
             raise ValueError(
                 f"data.test_share={test_share:g}: {root / name} holds one image, and each class "
@@ -119,37 +112,32 @@ def _divided(root: Path, test_share: float) -> tuple[_Split, _Split]:
         num_test = min(max(1, round(test_share * len(paths))), len(paths) - 1)
         by_number = sorted(paths, key=number)
         test[name], train[name] = sorted(by_number[:num_test]), sorted(by_number[num_test:])
-    fingerprint = f"{whole.fingerprint} {test_share}"
-    return _Split(train, fingerprint), _Split(test, fingerprint)
+    return train, test
 
 
-def _list(folder: Path) -> _Split:
+def _list(folder: Path) -> Images:
     folders = (path.name for path in folder.iterdir() if path.is_dir())
     classes = sorted(name for name in folders if not name.startswith("."))
     if not classes:
         raise ValueError(f"data=imagefolder: {folder} holds no folder of a class; {_LAYOUT}.")
-    paths: dict[str, list[str]] = {}
-    digest = hashlib.sha256()
+    images: Images = {}
     for name in classes:
-        files = sorted(_files(str(folder / name)), key=lambda file: file.path)
-        if not files:
+        images[name] = sorted(_files(str(folder / name)))
+        if not images[name]:
             raise ValueError(
                 f"data=imagefolder: {folder / name} holds no image: add some, or remove it."
             )
-        paths[name] = [file.path for file in files]
-        for file in files:
-            inside, stat = file.path[len(str(folder)) :], file.stat()
-            version = f"{inside}\0{stat.st_size}\0{stat.st_mtime_ns}\0"
-            digest.update(version.encode(errors="surrogateescape"))
-    return _Split(paths, digest.hexdigest())
+    return images
 
 
-def _files(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yield every file in a folder and its subfolders, except hidden files and folders."""
+def _files(folder: str) -> Iterator[str]:
+    """Yield the path of every file in a folder and its subfolders, except hidden files and
+    folders.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.name.startswith("."):
-                yield from _files(entry.path) if entry.is_dir() else (entry,)
+                yield from _files(entry.path) if entry.is_dir() else (entry.path,)
 
 
 def _check_classes(root: Path, train: KeysView[str], test: KeysView[str]) -> None:
@@ -171,14 +159,13 @@ def _check_classes(root: Path, train: KeysView[str], test: KeysView[str]) -> Non
     )
 
 
-def _decode_splits(train: _Split, test: _Split, side: int, skips_broken: bool) -> Dataset:
+def _decode_splits(train: Images, test: Images, side: int, skips_broken: bool) -> Dataset:
     import torch
 
     from bsweep.data.dataset import from_images
 
-    levels, splits = GreyLevels(), {"train": train.paths, "test": test.paths}
-    paths = [path for split in splits.values() for group in split.values() for path in group]
-    pixels, problems = _decode(paths, side, levels)
+    paths = [*itertools.chain(*train.values(), *test.values())]
+    pixels, problems, most_bits = _decode(paths, side)
     if problems and not skips_broken:
         named = first_of([*problems.values()], _NAMED, comma="\n  ")
         raise ValueError(
@@ -186,7 +173,7 @@ def _decode_splits(train: _Split, test: _Split, side: int, skips_broken: bool) -
             f"data.skip_broken=true:\n  {named}"
         )
     images, first, pairs = torch.from_numpy(pixels), 0, []
-    for use, split in splits.items():
+    for use, split in (("train", train), ("test", test)):
         rows, labels = [], []
         for label, (name, group) in enumerate(split.items()):
             sound = [row for row in range(first, first + len(group)) if row not in problems]
@@ -201,18 +188,17 @@ def _decode_splits(train: _Split, test: _Split, side: int, skips_broken: bool) -
         # Without corrupt images nothing is copied.
         kept = images[rows] if problems else images[rows[0] : first]
         pairs.append((kept, torch.tensor(labels)))
-    notes = [*levels.notes]
+    notes = [note_on_levels(most_bits)] if most_bits else []
     if problems:
         num_files = counted(len(problems), "file")
         notes.append(f"data.skip_broken=true left out {num_files} that cannot be read as images")
-    return replace(from_images(pairs[0], pairs[1], [*train.paths]), notes=tuple(notes))
+    return replace(from_images(pairs[0], pairs[1], [*train]), notes=tuple(notes))
 
 
-def _decode(
-    paths: Sequence[str], side: int, levels: GreyLevels
-) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """Return the decoded images of all `paths`, uint8 (len(paths), 3, side, side), and what is
-    wrong with those that cannot be read, by their positions.
+def _decode(paths: Sequence[str], side: int) -> tuple[NDArray[np.uint8], dict[int, str], int]:
+    """Return the decoded images of all `paths`, uint8 (len(paths), 3, side, side), what is wrong
+    with those that cannot be read, by their positions, and the number of bits that the brightest
+    level of images of 16 bits needs; 0 if there are none.
 
     Threads suffice, because Pillow releases Python's lock while it decodes. Images of 16 bits are
     decoded once more, when the levels of all are known.
@@ -226,14 +212,15 @@ def _decode(
         raise ValueError(f"data.side={side}: {error}. Choose a smaller side.") from error
     problems: dict[int, str] = {}
     deep: dict[int, int] = {}  # the bits of the levels of images of 16 bits, by position
+    most_bits = 0  # of these, once all are known
 
     def decode(number: int) -> None:
         try:
             with Image.open(paths[number]) as file:
-                if not levels.num_bits and (bits := num_bits(file)):
+                if not most_bits and (bits := num_bits(file)):
                     deep[number] = bits
                 else:
-                    images[number] = pixels(file, side, levels)
+                    images[number] = pixels(file, side, most_bits)
         except Exception as error:  # Pillow's plugins raise almost anything on a corrupt file
             problems[number] = f"{paths[number]} ({type(error).__name__}: {error})"
 
@@ -245,6 +232,6 @@ def _decode(
     with ThreadPool(num_cores()) as pool:
         decode_all(range(len(paths)), "decoding images")
         if deep:
-            levels.num_bits = max(deep.values())
+            most_bits = max(deep.values())
             decode_all(sorted(deep), "decoding images of 16 bits")
-    return images, dict(sorted(problems.items()))
+    return images, dict(sorted(problems.items())), most_bits

@@ -7,14 +7,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bsweep.core import terminal
-from bsweep.core.words import counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,62 +27,36 @@ class Unfit(ValueError):
     """The error for data that cannot be used as examples; its message says why."""
 
 
-@dataclass
-class GreyLevels:
-    """The grey levels of a data set's images of 16 bits, of which all are scaled by one rule: the
-    brightest level of the whole set needs `num_bits` bits, of which the upper eight are kept.
+def note_on_levels(num_bits: int) -> str:
+    """Return the sentence for the user on images of 16 bits that were read by `num_bits`, see
+    `pixels`.
     """
-
-    num_bits: int = 0  # 0 if no image has 16 bits
-    num_coarse: int = 0  # images that keep fewer than 16 levels, though they have more
-
-    def scaled(self, levels: NDArray[np.uint16]) -> NDArray[np.uint8]:
-        self.num_bits = self.num_bits or 16  # where the first image of a set had fewer
-        shifted = levels >> (self.num_bits - 8)
-        scaled: NDArray[np.uint8] = np.minimum(shifted, 255).astype(np.uint8)
-        num_kept = np.count_nonzero(np.bincount(scaled.ravel()))
-        if num_kept < _FEW_LEVELS and np.count_nonzero(np.bincount(levels.ravel())) > num_kept:
-            self.num_coarse += 1
-        return scaled
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The sentences on these images for the user; empty if there were none."""
-        if not self.num_bits:
-            return ()
-        white = 2**self.num_bits - 1
-        rule = f"grey levels of 16 bits are scaled for the whole data set so that {white} is white"
-        coarse = (
-            f"{counted(self.num_coarse, 'image')} of 16 bits keep fewer than {_FEW_LEVELS} of "
-            f"their grey levels, because the brightest level of the data set is up to {white}: "
-            "save such images with 8 bits, stretched as they should be seen"
-        )
-        return (rule, coarse) if self.num_coarse else (rule,)
-
-
-_FEW_LEVELS = 16
+    white = 2**num_bits - 1
+    return f"grey levels of 16 bits are scaled for the whole data set so that {white} is white"
 
 
 def num_bits(image: Any) -> int:
     """Return the number of bits, at least 8, that the brightest level of a Pillow image of 16 bits
     needs; 0 for anything else.
     """
-    return max(8, int(np.asarray(image).max()).bit_length()) if _has_16_bits(image) else 0
+    return max(8, int(np.asarray(image).max()).bit_length()) if has_16_bits(image) else 0
 
 
-def _has_16_bits(image: Any) -> bool:
+def has_16_bits(image: Any) -> bool:
+    """Return True for a Pillow image with grey levels of 16 bits."""
     return hasattr(image, "getbands") and image.mode.startswith("I;16")
 
 
 def pixels(
-    image: Image, side: int | None, levels: GreyLevels, *, keeps_grey: bool = False
+    image: Image, side: int | None, num_bits: int = 16, *, keeps_grey: bool = False
 ) -> NDArray[np.uint8]:
     """Return a Pillow image as an array, uint8 (C, H, W), upright if it has an orientation tag.
 
     Args:
         image: The image.
         side: The side to which the image's centre square is scaled; None leaves the size.
-        levels: The 16-bit grey levels of the data set.
+        num_bits: The number of bits, from 8 to 16, that the brightest level of the data set's
+            images of 16 bits needs. The upper eight of them are kept.
         keeps_grey: True to return one channel for a grey image, False to return always three.
 
     Raises:
@@ -100,8 +72,8 @@ def pixels(
         raise Unfit(
             "32-bit grey levels do not say which level is white: save the image with 8 or 16 bits"
         )
-    if _has_16_bits(image):  # `convert` would clip the levels to 255.
-        image = pillow.fromarray(levels.scaled(np.asarray(image)))
+    if has_16_bits(image):  # `convert` would clip the levels to 255.
+        image = pillow.fromarray((np.asarray(image) >> (num_bits - 8)).astype(np.uint8))
     image = image.convert("L" if keeps_grey and image.mode in ("1", "L", "LA") else "RGB")
     if side:
         image = ImageOps.fit(image, (side, side), pillow.Resampling.BILINEAR)
