@@ -16,7 +16,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,8 @@ def initial(
         model = outlined.__wrapped__(config.model, dataset.num_classes, shape)  # that nobody shares
     else:
         model = build(config.model, num_classes=dataset.num_classes, shape=shape)
-        _start_from_weights(config.model, dataset.num_classes, shape, model)
+        if weights := _pretrained(config.model, dataset.num_classes, shape):
+            model.load_state_dict(weights, strict=False)
     model.to(device, dtype)
     layout = memory_format(config, model)
     for tensor in (*model.parameters(), *model.buffers()):
@@ -285,7 +286,7 @@ def check_model(config: RunConfig, num_classes: int, shape: tuple[int, ...]) -> 
 
     if config.model.names_of_blocks:
         blocks(config.model, outline())
-    _start_from_weights(config.model, num_classes, shape, None)
+    _pretrained(config.model, num_classes, shape)
     if any(isinstance(module, private("batchnorm")) for module in outline().modules()):
         problems = list(config.model.lone_examples(config))
         if problems:
@@ -311,22 +312,19 @@ def _refuse_shared(config: RunConfig, model: nn.Module) -> None:
             )
 
 
-def _start_from_weights(
-    card: ModelConfig, num_classes: int, shape: tuple[int, ...], model: nn.Module | None
-) -> None:
-    """Copy pretrained weights into a new model if its card names a file of them. If the model is
-    None, only check that the file has weights of such a model.
+def _pretrained(
+    card: ModelConfig, num_classes: int, shape: tuple[int, ...]
+) -> Mapping[str, Tensor]:
+    """Return the pretrained weights of a model by name; none if its card names no file of them.
 
     Raises:
         ConfigError: If the file cannot be read or does not fit.
     """
     if not isinstance(card, LibraryConfig) or card.weights is None:
-        return
+        return {}
     from bsweep.models import library  # imports torch
 
-    weights = library.fitting(card, num_classes, shape)
-    if model:
-        model.load_state_dict(weights, strict=False)
+    return library.fitting(card, num_classes, shape)
 
 
 @functools.cache  # A sweep asks for every point.
@@ -336,7 +334,9 @@ def outlined(config: ModelConfig, num_classes: int, shape: tuple[int, ...]) -> n
     """
     import torch
 
-    with _same_random_numbers():  # a model of the user's own is built on the CPU
+    # A model of the user's own is built on the CPU. GPUs' generators are left alone, because a
+    # process that starts workers must not touch a GPU.
+    with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
                 model = build(config, num_classes=num_classes, shape=shape)
@@ -360,15 +360,6 @@ def _without_values(model: nn.Module) -> nn.Module:
             module, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(module), attribute, model.get_parameter(other))
     return model
-
-
-def _same_random_numbers() -> AbstractContextManager[None]:
-    """Return a context that restores torch's random generator of the CPU at its end. The GPUs'
-    generators are left alone, because a process that starts workers must not touch a GPU.
-    """
-    import torch
-
-    return torch.random.fork_rng(devices=[])
 
 
 def try_model(config: RunConfig, info: DataInfo) -> None:
@@ -412,7 +403,7 @@ def _problem_with(
     examples = f"{counted(number, 'example')} of shape {list(info.shape)}"
     labels = f"labels of shape {list(info.label_shape)}" if info.label_shape else "classes"
     device = torch.device("cpu" if card.learns_from is None else "meta")
-    with _same_random_numbers(), device:
+    with torch.random.fork_rng(devices=[]), device:
         inputs, targets = made_up(info, number)
         try:
             model = build(card, num_classes=info.num_classes, shape=info.shape)

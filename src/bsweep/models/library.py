@@ -5,7 +5,6 @@ images. And their pretrained weights, from a file of the user's.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,21 +78,12 @@ def _refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
     except NotImplementedError:
         raise  # The meta device has no values; see `bsweep.models.outlined`.
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError) as error:
-        remedy = (
-            f" Give other options, such as model.options.img_size={shape[-1]} where it takes one, "
-            "or choose another architecture or larger images."
-        )
         raise ConfigError(
             f"model.architecture={config.architecture} with model.options={dict(config.options)} "
-            f"for images of shape {list(shape)}: {error}."
-            f"{'' if isinstance(error, _Unfit) else remedy}"
+            f"for images of shape {list(shape)}: {error}. Give other options, such as "
+            f"model.options.img_size={shape[-1]} where it takes one, or choose another "
+            "architecture, or larger images by data.side."
         ) from error
-
-
-class _Unfit(ValueError):
-    """The error of a model that does not fit the images or the task; the message says what to
-    change.
-    """
 
 
 def _tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Module:
@@ -105,54 +95,24 @@ def _tried(model: nn.Module, num_classes: int, shape: tuple[int, ...]) -> nn.Mod
 
     Raises:
         TypeError: If the model does not return logits.
-        ValueError: If the images are too small, or the model returns more than logits because of an
-            option. The message says what to change.
+        RuntimeError, ValueError, AssertionError: If the images are too small.
     """
     if not next(model.parameters()).is_meta:
         return model
+    images = torch.empty(2, *shape, device="meta")
     for is_training in (True, False):
         model.train(is_training)
-        try:
-            outputs = _outputs(model, shape)
-        except (RuntimeError, ValueError, AssertionError) as error:
-            side = _smallest_side(model, shape)
-            if side is None:
-                raise
-            raise _Unfit(f"images need sides of {side} or more: give data.side={side}") from error
+        with torch.no_grad():
+            outputs = model(images)
         if not isinstance(outputs, Tensor) or outputs.shape != (2, num_classes):
             kind = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             mode = "training" if is_training else "evaluation"
             remedy = ": give model.options.aux_logits=false" if hasattr(model, "aux_logits") else ""
-            raise (_Unfit if remedy else TypeError)(
+            raise TypeError(
                 f"the model returns {kind} for two images in {mode} mode, not logits [2, "
                 f"{num_classes}]{remedy}"
             )
     return model.train()
-
-
-def _outputs(model: nn.Module, shape: tuple[int, ...]) -> object:
-    with torch.no_grad():
-        return model(torch.empty(2, *shape, device="meta"))
-
-
-def _smallest_side(model: nn.Module, shape: tuple[int, ...]) -> int | None:
-    """Return the smallest side of square images that a model takes, if images of `shape` are too
-    small for it; None if it does not take large ones, either.
-    """
-
-    def is_taken(side: int) -> bool:
-        try:
-            _outputs(model, (shape[0], side, side))
-        except (RuntimeError, ValueError, AssertionError):
-            return False
-        return True
-
-    sides = range(min(shape[1:]), _LARGE_SIDE + 1)
-    first = bisect.bisect_left(sides, True, key=is_taken)
-    return sides[first] if first < len(sides) else None
-
-
-_LARGE_SIDE = 512
 
 
 def fitting(
