@@ -11,7 +11,6 @@ import pytest
 
 from bsweep.config.run import RunConfig
 from bsweep.external.recorder import Recorder
-from bsweep.numerics.noise_scale import DECAY, Average
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunPaths
@@ -235,19 +234,13 @@ def test_a_checkpoint_needs_files_that_are_still_those_of_its_epoch(folder: Path
     assert "damaged" in checkpoint.damage(folder / "metrics.jsonl")
 
 
-def test_noise_is_recorded_of_the_steps_since_the_last_report(folder: Path) -> None:
-    average, reports = Average(), []
-    for square, variance in ((1.0, 8.0), (3.0, 10.0), (5.0, 60.0)):
-        average = average.joined(square, variance, 1)
-        values = {"gradient_square": average.squared_norm, "variance": average.trace}
-        reports.append({"kind": "noise", "num_samples": average.num_samples, **values})
-    recorded(folder, READY, *epoch(reports[0], reports[0], reports[2]))
-    first, second = records(folder, "noise_scale")
-    assert (first["gradient_square"], first["variance"]) == (1.0, 8.0)
-    assert first["num_gradients"] == 2
-    assert second["gradient_square"] == pytest.approx((5 + DECAY * 3) / (1 + DECAY))
-    assert second["variance"] == pytest.approx((60 + DECAY * 10) / (1 + DECAY))
-    assert second["num_gradients"] == 4
+def test_noise_is_recorded_with_its_gradients(folder: Path) -> None:
+    noise = {"kind": "noise", "num_samples": 2, "gradient_square": 1.0, "variance": 8.0}
+    recorded(folder, READY, *epoch(noise))
+    (record,) = records(folder, "noise_scale")
+    assert (record["gradient_square"], record["variance"]) == (1.0, 8.0)
+    assert record["num_gradients"] == 4
+    assert record["gradient_batch"] == 2
 
 
 def test_the_score_of_a_run_is_its_last_evaluation(folder: Path) -> None:

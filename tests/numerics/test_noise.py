@@ -327,6 +327,8 @@ def test_a_lone_example_at_the_end_of_an_epoch_counts_nothing() -> None:
         monitor.step((torch.randn(size, 4), torch.zeros(size, dtype=torch.long)))
     assert monitor.noise
     assert monitor.noise.num_samples == 2
+    assert monitor.unreported() == monitor.noise
+    assert monitor.unreported() is None
 
 
 def test_a_monitor_says_what_it_takes() -> None:

@@ -38,10 +38,9 @@ Mean = Callable[[float], float]
 
 
 class Noise(Protocol):
-    """The part of a `bsweep.NoiseScale` that `Run.noise` reads."""
+    """The part of a `bsweep.NoiseScale` that `Run.noise` calls."""
 
-    @property
-    def noise(self) -> Any: ...
+    def unreported(self) -> Any: ...
 
 
 class Run:
@@ -206,8 +205,8 @@ class Run:
         self.loop.evaluated(self._reduced(values, reduce, mean))
 
     def noise(self, monitor: Noise) -> None:
-        """Report the gradient noise scale that a `bsweep.NoiseScale` has measured so far."""
-        noise = monitor.noise
+        """Report the gradient noise that a `bsweep.NoiseScale` has measured since the last report."""
+        noise = monitor.unreported()
         if noise is not None:
             self.loop.flush()
             self.loop.report(

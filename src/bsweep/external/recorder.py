@@ -17,7 +17,6 @@ from bsweep.core.words import listed
 from bsweep.external.client import SCORES
 from bsweep.external.foreign_records import end_record, epoch_record, start_record
 from bsweep.external.loop import NO_BATCH, files_in
-from bsweep.numerics.noise_scale import DECAY
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
 from bsweep.runlog.errors import Diverged, ProgramError
 from bsweep.runlog.files import RunLog, RunPaths
@@ -84,7 +83,6 @@ class Recorder:
         self._software: dict[str, str] = {}
         self._accumulation_steps = 1
         self._reads_lr = "{lr}" in self._program.command
-        self._noise: Mapping[str, Any] = {"num_samples": 0, "gradient_square": 0, "variance": 0}
         self._saved: Mapping[str, Sequence[int]] = files_in(paths.program)
         self._warned: set[str] = set()
         self._is_started = self._has_joined = self._is_ready = False
@@ -261,23 +259,13 @@ class Recorder:
         self._write(Evaluation(epoch=self._epoch.number, **so_far, **scores))
 
     def _take_noise(self, report: Mapping[str, Any]) -> None:
-        """Record the mean of the gradient noise over the steps since the last such report."""
-        before, now = self._noise, report["num_samples"]
-        # The weight of a step's measurement falls by DECAY with each later one, see `Average`.
-        earlier = before["num_samples"] if before["num_samples"] <= now else 0
-        if (num_new := now - earlier) == 0:
-            return
-        means = {}
-        for name in ("gradient_square", "variance"):
-            faded = DECAY**num_new * before[name] * _weight(earlier)
-            means[name] = (report[name] * _weight(now) - faded) / _weight(num_new)
-        self._noise = report
         self._write(
             NoiseScale(
                 epoch=self._epoch.number,
                 **self._so_far(),
-                **means,
-                num_gradients=2 * num_new * self._config.num_workers,
+                gradient_square=report["gradient_square"],
+                variance=report["variance"],
+                num_gradients=2 * report["num_samples"] * self._config.num_workers,
                 gradient_batch=self._config.examples_per_pass / 2,
             )
         )
@@ -485,8 +473,3 @@ class Recorder:
         if once not in self._warned:
             self._warned.add(once)
             self._write(Event(event="warning", message=message))
-
-
-def _weight(num_samples: int) -> float:
-    """Return the sum of the weights of so many measurements of the gradient noise."""
-    return float(1 - DECAY**num_samples) / (1 - DECAY)

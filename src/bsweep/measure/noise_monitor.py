@@ -60,7 +60,7 @@ class NoiseScale:
         )
         self._loss, self._every = loss, every
         self._num_steps = 0
-        self._average = Average()
+        self._average = self._unreported = Average()
 
     @property
     def noise(self) -> GradientNoise | None:
@@ -111,7 +111,16 @@ class NoiseScale:
             seen[2] = 1
         square, trace, share = _mean_over_processes(seen).tolist()
         if share and math.isfinite(square + trace):
-            self._average = self._average.joined(square / share, trace / share, 1)
+            means = square / share, trace / share, 1
+            self._average = self._average.joined(*means)
+            self._unreported = self._unreported.joined(*means)
+
+    def unreported(self) -> GradientNoise | None:
+        """Return the estimate of the steps since the last call of this method; None if none of them
+        was measured. `Run.noise` of a training program reports it.
+        """
+        noise, self._unreported = self._unreported.estimate(), Average()
+        return noise
 
     def _of_halves(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return |G|^2 and tr(Sigma), estimated from gradients of the batch's two halves, as a
