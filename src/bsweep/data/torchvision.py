@@ -19,8 +19,6 @@ from bsweep.data.info import DataInfo
 from bsweep.data.pictures import Unfit
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from bsweep.data.dataset import Dataset
 
 _PATIENCE_SECONDS = 30.0
@@ -80,9 +78,11 @@ def _from_torchvision(config: Cifar10Config | TorchvisionConfig) -> Dataset:
     # Imported here because a launched worker should not wait for it.
     from bsweep.core.torchvision_shim import import_torchvision
     from bsweep.data import examples
-    from bsweep.data.dataset import from_images
 
-    dataset = config.dataset if isinstance(config, TorchvisionConfig) else "CIFAR10"
+    dataset: str = "CIFAR10"
+    side: int | None = None
+    if isinstance(config, TorchvisionConfig):
+        dataset, side = config.dataset, config.side
     kind = getattr(import_torchvision().datasets, dataset)
     root = Path(config.root).expanduser()
     try:
@@ -99,20 +99,11 @@ def _from_torchvision(config: Cifar10Config | TorchvisionConfig) -> Dataset:
             f"{dataset} expects{source}, or run on data=digits, which needs no download, or on "
             "your own images with data=imagefolder data.root=DIR."
         ) from error
-    if isinstance(config, Cifar10Config):
-        return from_images(_tensors(train), _tensors(test), train.classes)
     try:
-        return examples.collected(train, test, config.side)
+        return examples.collected(train, test, side)
     except Unfit as problem:
-        remedy = " data.side=SIDE scales all images to one size." if config.side is None else ""
+        remedy = " data.side=SIDE scales all images to one size." if side is None else ""
         raise ValueError(f"data.dataset={dataset}: {problem}{remedy}") from None
-
-
-def _tensors(split: Any) -> tuple[Tensor, Tensor]:
-    import torch
-
-    images = torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous()
-    return images, torch.tensor(split.targets)
 
 
 @contextmanager

@@ -205,7 +205,7 @@ class Run:
         self.loop.evaluated(self._reduced(values, reduce, mean))
 
     def noise(self, monitor: Noise) -> None:
-        """Report the gradient noise that a `bsweep.NoiseScale` has measured since the last report."""
+        """Report the gradient noise that a `bsweep.NoiseScale` measured since the last report."""
         noise = monitor.unreported()
         if noise is not None:
             self.loop.flush()

@@ -69,7 +69,10 @@ def measure(
         # With a learning rate of 0, steps cost the same and the model stays finite.
         optim.set_learning_rate(job.optimizer, 0.0)
         exchange_seconds = _exchange_seconds(job)
-        beside = _held_beside(config, job)
+        # As large as what the run's strategy holds in addition to what the probe's strategy holds.
+        beside = job.vector.parameters.new_zeros(
+            config.strategy.vectors_held, job.vector.parameters.numel()
+        )
         answers = job.strategy.gather_json(asdict(_measure_worker(config, job)))
         del beside
         probe = {
@@ -89,16 +92,6 @@ def _with_passes_of(config: RunConfig, job: Job) -> Job:
         return job
     graph = config_alone(config).graph
     return replace(job, config=replace(job.config, graph=graph))
-
-
-def _held_beside(config: RunConfig, job: Job) -> Tensor | None:
-    """Return a tensor as large as the memory that the run's strategy needs in addition to what the
-    probe's strategy holds; None if it needs no more.
-    """
-    number = config.strategy.vectors_held
-    return (
-        job.vector.parameters.new_zeros(number, job.vector.parameters.numel()) if number else None
-    )
 
 
 def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
