@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.data.dataset import bordered
 from bsweep.data.inputs import crop_and_flip, crop_stream, draw, normalize
 
 MASK = (1 << 64) - 1
@@ -78,19 +77,12 @@ def test_crops_are_those_of_the_reference(
     ]
     assert torch.equal(crops, torch.stack(expected))
     assert crops.dtype == torch.uint8
-    draws = drawn(images, crop_stream(5, 2), padding, flip)
-    at_once = bordered(images, images.device)
-    assert torch.equal(
-        crop_and_flip(at_once, indices, draws=draws, padding=padding, are_all=True), crops
-    )
 
 
 def test_an_empty_part_is_an_empty_batch() -> None:
     images, none = some_images(), torch.tensor([], dtype=torch.int64)
     crops = cropped(images[:0], none, stream=crop_stream(0, 1), padding=4, flip=True)
-    draws, at_once = drawn(images, crop_stream(0, 1), 4, True), bordered(images, images.device)
     assert crops.shape == (0, 3, 8, 8)
-    assert crop_and_flip(at_once, none, draws=draws, padding=4, are_all=True).shape == crops.shape
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -110,11 +102,12 @@ def test_a_gpu_crops_the_same_without_waiting_for_the_host() -> None:
     images, indices = some_images(), torch.tensor([3, 0, 19, 7])
     expected = cropped(images[indices], indices, stream=crop_stream(5, 2), padding=4, flip=True)
     mean, std = torch.full((3,), 0.5).cuda(), torch.full((3,), 0.25).cuda()
-    at_once, indices = bordered(images, torch.device("cuda")), indices.cuda()
-    draws = drawn(at_once, crop_stream(5, 2), padding=4, flip=True)
+    indices = indices.cuda()
+    some = images.cuda()[indices]
+    draws = drawn(images.cuda(), crop_stream(5, 2), padding=4, flip=True)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        crops = crop_and_flip(at_once, indices, draws=draws, padding=4, are_all=True)
+        crops = crop_and_flip(some, indices, draws=draws, padding=4)
         normalize(crops, mean, std, dtype=torch.float32, memory_format=torch.channels_last)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -143,7 +143,7 @@ POINT = (
 )
 
 
-def test_a_run_on_streamed_examples_or_images_with_a_border_is_the_same_run(
+def test_a_run_on_streamed_examples_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def trained(name: str) -> Job:
@@ -157,21 +157,11 @@ def test_a_run_on_streamed_examples_or_images_with_a_border_is_the_same_run(
     resident = trained("resident")
     monkeypatch.setattr(datasets, "placed", lambda dataset, *_: replace(dataset, device=OTHER))
     streamed = trained("streamed")
-    monkeypatch.setattr(datasets, "placed", on_a_gpu)
-    bordered = trained("bordered")
     assert not resident.dataset.train.streams
     assert streamed.dataset.train.streams
-    assert bordered.dataset.bordered is not None
-    for job in (streamed, bordered):
-        assert torch.equal(job.vector.parameters, resident.vector.parameters)
-    assert losses("resident") == losses("streamed") == losses("bordered")
+    assert torch.equal(streamed.vector.parameters, resident.vector.parameters)
+    assert losses("resident") == losses("streamed")
     assert len(losses("resident")) == 2
-
-
-def on_a_gpu(dataset: Dataset, *_: object) -> Dataset:
-    """The tensors that a GPU would have, on a CPU."""
-    images = datasets.bordered(dataset.train_inputs, CPU)
-    return replace(dataset, bordered=images, train_inputs=images[..., :-1, :-1])
 
 
 @pytest.mark.gpu

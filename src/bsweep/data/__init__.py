@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bsweep.config.card import load_object
-from bsweep.config.data import ImageConfig, ProgramDataConfig
+from bsweep.config.data import ProgramDataConfig
 from bsweep.config.groups import DataConfig
 from bsweep.data.info import DataInfo
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bsweep.data.dataset import Dataset
 
-__all__ = ["DataInfo", "is_cropped", "load", "num_train", "prepare"]
+__all__ = ["DataInfo", "load", "num_train", "prepare"]
 
 
 def prepare(config: DataConfig) -> DataInfo:
@@ -94,14 +94,7 @@ def load(config: DataConfig, device: torch.device) -> Dataset:
     _refuse_larger(config.subset, len(dataset.train_labels))
     if config.subset is not None:
         dataset = balanced_subset(dataset, config.subset)
-    return placed(dataset, device, config.device, is_cropped(dataset, config))
-
-
-def is_cropped(dataset: Dataset, config: DataConfig) -> bool:
-    """Return True if training steps crop or mirror the examples of a data set at random."""
-    if dataset.mean is None or not isinstance(config, ImageConfig):
-        return False
-    return bool(config.crop_padding or config.flip)
+    return placed(dataset, device, config.device)
 
 
 def _refuse_larger(subset: int | None, num_train: int) -> None:

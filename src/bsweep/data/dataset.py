@@ -22,7 +22,7 @@ from bsweep.core import gpus
 from bsweep.core.randomness import random_bits, stream_of
 from bsweep.data.info import DataInfo
 
-_CHUNK = 256  # images counted or copied at once
+_CHUNK = 256  # images counted at once
 _MOST_OF_FREE = 0.5  # the model and its activations need the rest
 
 
@@ -56,9 +56,6 @@ class Dataset:
     # Training examples held out for the evaluations during a run; None: these use the test set.
     validation_inputs: Tensor | None = None
     validation_labels: Tensor | None = None
-    # The training images with the black border of `bordered`, of which `train_inputs` is
-    # then a view; None if they are not cropped, or on the CPU.
-    bordered: Tensor | None = None
     notes: tuple[str, ...] = ()  # on how the data were read, for the user and the record
 
     @property
@@ -121,7 +118,6 @@ def placed(
     dataset: Dataset,
     device: torch.device,
     wanted: Literal["auto", "cpu", "cuda"],
-    is_cropped: bool = False,
 ) -> Dataset:
     """Return a data set with its examples moved to the training device or left on the CPU, as
     `wanted` says. `mean` and `std` are moved in any case.
@@ -131,8 +127,6 @@ def placed(
         device: The device that trains.
         wanted: "cuda" to move all examples to the device, "cpu" to leave them on the CPU, "auto" to
             move each part (training, test, validation) that fits, in this order.
-        is_cropped: True if the training examples are images that steps crop or mirror; they get a
-            border where they are moved to a GPU.
     """
     if device.type == "cpu":
         return replace(dataset, device=device)
@@ -146,38 +140,11 @@ def placed(
             moved[name] = statistic.to(device)
     for split in ("train", "test", "validation"):
         inputs, labels = getattr(dataset, f"{split}_inputs"), getattr(dataset, f"{split}_labels")
-        if inputs is None:
+        if inputs is None or inputs.nbytes + labels.nbytes > room:
             continue
-        has_border = is_cropped and split == "train"
-        shape = bordered_shape(inputs) if has_border else inputs.shape
-        num_bytes = math.prod(shape) * inputs.itemsize + labels.nbytes
-        if num_bytes > room:
-            continue
-        room -= num_bytes
-        if has_border:
-            moved["bordered"] = bordered(inputs, device)
-            moved["train_inputs"] = moved["bordered"][..., :-1, :-1]
-        else:
-            moved[f"{split}_inputs"] = inputs.to(device)
-        moved[f"{split}_labels"] = labels.to(device)
+        room -= inputs.nbytes + labels.nbytes
+        moved[f"{split}_inputs"], moved[f"{split}_labels"] = inputs.to(device), labels.to(device)
     return replace(dataset, **moved)
-
-
-def bordered(images: Tensor, device: torch.device) -> Tensor:
-    """Return images uint8 (N, C, H, W) copied to a device, with one more row below and one more
-    column to the right, which are black: (N, C, H + 1, W + 1).
-    """
-    copies = torch.zeros(bordered_shape(images), dtype=images.dtype, device=device)
-    chunks = copies[..., :-1, :-1].split(_CHUNK)
-    for chunk, originals in zip(chunks, images.split(_CHUNK), strict=True):
-        chunk.copy_(originals)
-    return copies
-
-
-def bordered_shape(images: Tensor) -> tuple[int, int, int, int]:
-    """Return the shape of what `bordered` returns for images (N, C, H, W)."""
-    count, channels, height, width = images.shape
-    return count, channels, height + 1, width + 1
 
 
 def free_bytes(device: torch.device) -> float:

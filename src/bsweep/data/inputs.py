@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bsweep import data
 from bsweep.config.data import AnyData, ImageConfig
 from bsweep.core.randomness import random_bits, stream_of
 from bsweep.data.dataset import Dataset
@@ -60,7 +59,7 @@ class Inputs:
             self._drawn.clear()
             inputs, config = self.dataset.train_inputs, self.config
             self._drawn[epoch, seed] = draw(
-                len(inputs) if data.is_cropped(self.dataset, config) else 0,
+                len(inputs) if self._is_cropped else 0,
                 crop_stream(seed, epoch),
                 padding=self._padding,
                 flip=isinstance(config, ImageConfig) and config.flip,
@@ -79,20 +78,17 @@ class Inputs:
         Returns:
             The inputs (B, ...) and the targets (B,) or (B, ...).
         """
-        all_images = self.dataset.bordered
-        if all_images is None:
-            examples, labels, indices = self.dataset.train.take(indices)
-        else:
-            examples, labels = all_images, self.dataset.train_labels[indices]
-        if data.is_cropped(self.dataset, self.config):
-            examples = crop_and_flip(
-                examples,
-                indices,
-                draws=crops,
-                padding=self._padding,
-                are_all=all_images is not None,
-            )
+        examples, labels, indices = self.dataset.train.take(indices)
+        if self._is_cropped:
+            examples = crop_and_flip(examples, indices, draws=crops, padding=self._padding)
         return self.of(examples), self.targets(labels)
+
+    @property
+    def _is_cropped(self) -> bool:
+        """True if training steps crop or mirror the examples at random."""
+        if self.dataset.mean is None or not isinstance(self.config, ImageConfig):
+            return False
+        return bool(self.config.crop_padding or self.config.flip)
 
     @property
     def _padding(self) -> int:
@@ -161,31 +157,23 @@ def draw(num_examples: int, stream: int, *, padding: int, flip: bool, device: An
     return torch.stack([top, number * (1 + mirrored) + left], dim=1)
 
 
-def crop_and_flip(
-    images: Tensor, indices: Tensor, *, draws: Tensor, padding: int, are_all: bool = False
-) -> Tensor:
+def crop_and_flip(images: Tensor, indices: Tensor, *, draws: Tensor, padding: int) -> Tensor:
     """Return images cropped at random, black where a crop leaves its image, and some mirrored.
 
     Nothing here waits for a GPU, so this function can be captured in a CUDA graph.
 
     Args:
-        images: uint8 (B, C, H, W), or all training images as `dataset.bordered` returns them.
+        images: uint8 (B, C, H, W).
         indices: The images' numbers in the training set, int64 (B,), on the images' device.
         draws: The epoch's crops as `draw` returns them, on the images' device.
         padding: The pixels on each side, as given to `draw`.
-        are_all: True if `images` are all training images, (N, C, H + 1, W + 1).
 
     Returns:
         uint8 (B, C, H, W).
     """
     channels, height, width = images.shape[1:]
-    if are_all:
-        height, width = height - 1, width - 1
     sides = _sides(height, width, padding, images.device)[draws[indices]]
     rows, columns = sides[:, 0, :height, None], sides[:, 1, None, :width]
-    if are_all:  # one kernel of a GPU; on a CPU it would take twice as long as what follows
-        planes = _numbers(channels, images.device).view(-1, 1, 1)
-        return images[indices.view(-1, 1, 1, 1), planes, rows[:, None], columns[:, None]]
     pixels = torch.add(columns, rows, alpha=width + 1).view(-1, 1, height * width)
     padded = F.pad(images, (0, 1, 0, 1)).flatten(2)
     return padded.gather(2, pixels.expand(-1, channels, -1)).view(-1, channels, height, width)
@@ -215,11 +203,6 @@ def _sides(height: int, width: int, padding: int, device: torch.device) -> Tenso
             for side in (crops(height), columns, columns.flip(1))
         ]
     )
-
-
-@functools.cache
-def _numbers(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, device=device)
 
 
 def normalize(
