@@ -62,7 +62,11 @@ def _prepared(config: DataConfig) -> DataInfo | ValueError:
     try:
         info: DataInfo = load_object(config.builds).info(config)
         num_train = info.num_train - _num_validation(config, info.num_train)
-        _refuse_larger(config.subset, num_train)
+        if config.subset is not None and config.subset > num_train:
+            raise ValueError(
+                f"data.subset={config.subset} is larger than the training set of {num_train} "
+                "examples: choose a smaller one, or data.subset=null for all."
+            )
     except ValueError as error:
         return error
     return replace(info, num_train=config.subset or num_train)
@@ -91,15 +95,6 @@ def load(config: DataConfig, device: torch.device) -> Dataset:
     dataset: Dataset = load_object(config.builds).load(config)
     if number := _num_validation(config, len(dataset.train_labels)):
         dataset = with_validation(dataset, number)
-    _refuse_larger(config.subset, len(dataset.train_labels))
     if config.subset is not None:
         dataset = balanced_subset(dataset, config.subset)
     return placed(dataset, device, config.device)
-
-
-def _refuse_larger(subset: int | None, num_train: int) -> None:
-    if subset is not None and subset > num_train:
-        raise ValueError(
-            f"data.subset={subset} is larger than the training set of {num_train} examples: choose "
-            "a smaller one, or data.subset=null for all."
-        )
