@@ -97,21 +97,18 @@ class Dataset:
 
     @functools.cached_property
     def train(self) -> Part:
-        return self._part(self.train_inputs, self.train_labels)
+        return Part(self.train_inputs, self.train_labels, self.device)
 
     @functools.cached_property
     def test(self) -> Part:
-        return self._part(self.test_inputs, self.test_labels)
+        return Part(self.test_inputs, self.test_labels, self.device)
 
     @functools.cached_property
     def evaluated(self) -> Part:
         """The examples of the evaluations during a run: for validation, or the test set."""
         if self.validation_inputs is None or self.validation_labels is None:
             return self.test
-        return self._part(self.validation_inputs, self.validation_labels)
-
-    def _part(self, inputs: Tensor, labels: Tensor) -> Part:
-        return Part(inputs, labels, self.device or inputs.device)
+        return Part(self.validation_inputs, self.validation_labels, self.device)
 
 
 def placed(
@@ -248,8 +245,9 @@ class Part:
     copies them on a CUDA stream of its own while the device computes the previous step.
     """
 
-    def __init__(self, inputs: Tensor, labels: Tensor, device: torch.device) -> None:
-        self._inputs, self._labels, self._device = inputs, labels, device
+    def __init__(self, inputs: Tensor, labels: Tensor, device: torch.device | None) -> None:
+        self._inputs, self._labels = inputs, labels
+        self._device = device = device or inputs.device
         self.streams = inputs.device != device
         # The indices of each step that is expected, on the CPU, and its examples.
         self._coming: list[tuple[Tensor, Future[Arrival]]] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -136,7 +136,29 @@ def check(card: ModelConfig, model: nn.Module, num_workers: int) -> None:
     Raises:
         ConfigError: If there is no plan, or a layer of the plan is missing or cannot be divided.
     """
-    problems = list(_problems(of(card, model), model, num_workers))
+    every = [tensor for _, tensor in model.named_parameters(remove_duplicate=False)]
+    uses = Counter(id(tensor) for tensor in every)
+    problems: list[str] = []
+    undividable: dict[str, list[str]] = {}
+    for pattern, style in of(card, model).items():
+        modules = modules_named(model, pattern)
+        if not modules:
+            problems.append(
+                f"the plan of the model names {pattern}, but no module has such a name: correct "
+                "tensor_plan."
+            )
+        for module in modules:
+            if any(uses[id(tensor)] > 1 for tensor in module.parameters()):
+                problems.append(
+                    f"the plan of the model divides {pattern}, whose parameters another module "
+                    "has too: leave it out of tensor_plan, or use strategy=sharded "
+                    "strategy.wrap=model."
+                )
+            elif problem := _undividable(module, style, num_workers):
+                undividable.setdefault(problem, []).append(pattern)
+    for problem, patterns in undividable.items():
+        named = ", ".join(dict.fromkeys(patterns))
+        problems.append(f"the plan of the model divides {named}: {problem}")
     if problems:
         raise ConfigError(*problems)
 
@@ -182,30 +204,6 @@ def refuse_between(card: ModelConfig, model: nn.Module, inputs: Tensor) -> None:
             "each worker would compute a share of the gradient. Divide other layers in "
             "tensor_plan, or use strategy=sharded."
         )
-
-
-def _problems(plan: Plan, model: nn.Module, num_workers: int) -> Iterator[str]:
-    every = [tensor for _, tensor in model.named_parameters(remove_duplicate=False)]
-    uses = Counter(id(tensor) for tensor in every)
-    undividable: dict[str, list[str]] = {}
-    for pattern, style in plan.items():
-        modules = modules_named(model, pattern)
-        if not modules:
-            yield (
-                f"the plan of the model names {pattern}, but no module has such a name: correct "
-                "tensor_plan."
-            )
-        for module in modules:
-            if any(uses[id(tensor)] > 1 for tensor in module.parameters()):
-                yield (
-                    f"the plan of the model divides {pattern}, whose parameters another module "
-                    "has too: leave it out of tensor_plan, or use strategy=sharded "
-                    "strategy.wrap=model."
-                )
-            elif problem := _undividable(module, style, num_workers):
-                undividable.setdefault(problem, []).append(pattern)
-    for problem, patterns in undividable.items():
-        yield f"the plan of the model divides {', '.join(dict.fromkeys(patterns))}: {problem}"
 
 
 def _undividable(module: nn.Module, style: ParallelStyle, num_workers: int) -> str:
