@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _ROTARY_BASE = 10_000.0
 _INIT_STD = 0.02
+_NORM_EPS = 1e-6
 
 
 def build(config: LlamaConfig, *, num_classes: int, shape: tuple[int, ...]) -> Llama:
@@ -64,7 +65,7 @@ class Llama(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=_NORM_EPS)
         self.head = nn.Linear(config.hidden_size, vocabulary_size, bias=False)
         self.head_size = config.hidden_size // config.num_heads
         for parameter in self.parameters():
@@ -111,9 +112,9 @@ def pieces(model: nn.Module) -> list[tuple[str, nn.Module]]:
 class Block(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size)
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=_NORM_EPS)
         self.attention = Attention(config)
-        self.mlp_norm = RMSNorm(config.hidden_size)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=_NORM_EPS)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -154,18 +155,6 @@ class MLP(nn.Module):
         """Map hidden states (B, T, D) to new ones (B, T, D), each token by itself."""
         out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return out
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Divide each vector of `x` (..., D) by its root mean square, and multiply it by a learned
-        scale.
-        """
-        return F.rms_norm(x, self.scale.shape, self.scale, eps=1e-6)
 
 
 def rotary_table(num_tokens: int, head_size: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
