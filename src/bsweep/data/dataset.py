@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -310,26 +309,15 @@ class Part:
         return 0, self._thread.submit(self._fetch, indices)
 
     def _fetch(self, indices: Tensor) -> Arrival:
-        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            tensors = tuple(
-                self._gathered(source, rows).to(self._device, non_blocking=True)
-                for source, rows in (
-                    (self._inputs, indices),
-                    (self._labels, indices),
-                    (indices, torch.arange(len(indices))),
-                )
-            )
-            return tensors, self._stream.record_event() if self._stream else None
-
-    def _gathered(self, source: Tensor, rows: Tensor) -> Tensor:
-        """Return the given rows of a tensor on the CPU, for a GPU in pinned memory.
-
-        Torch keeps pinned memory for later steps, but not before it has been copied.
+        """Return the inputs, labels and indices of the examples at `indices`, on their way to the
+        device. Torch keeps pinned memory for later steps, but not before it has been copied.
         """
-        staged = torch.empty(
-            len(rows), *source.shape[1:], dtype=source.dtype, pin_memory=self._stream is not None
-        )
-        return torch.index_select(source, 0, rows, out=staged)
+        tensors = self._inputs[indices], self._labels[indices], indices
+        if self._stream is None:
+            return tuple(tensor.to(self._device) for tensor in tensors), None
+        with torch.cuda.stream(self._stream):
+            copies = [tensor.pin_memory().to(self._device, non_blocking=True) for tensor in tensors]
+            return tuple(copies), self._stream.record_event()
 
 
 def _position(indices: Tensor, step: Tensor) -> int | None:
