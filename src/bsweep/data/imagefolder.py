@@ -36,8 +36,8 @@ _CHUNK = 64  # images that a thread decodes at once
 _NAMED = 10  # corrupt images that a message names
 
 
-Images = dict[str, list[str]]
-"""The paths of the images to train on, or of those to test on, by class, both sorted."""
+PathsByClass = dict[str, list[str]]
+"""The paths of the images to train on or to test on, by class; both are sorted."""
 
 
 def info(config: ImageFolderConfig) -> DataInfo:
@@ -84,7 +84,7 @@ def _entry(config: ImageFolderConfig) -> tuple[str, Callable[[], Dataset]]:
     return f"imagefolder-{digest.hexdigest()[:32]}", build
 
 
-def _divided(root: Path, test_share: float) -> tuple[Images, Images]:
+def _divided(root: Path, test_share: float) -> tuple[PathsByClass, PathsByClass]:
     """Return the images in a folder of classes, divided into those to train on and those to test
     on.
 
@@ -101,8 +101,8 @@ def _divided(root: Path, test_share: float) -> tuple[Images, Images]:
         inside = path[len(str(root)) :]
         return hashlib.sha256(inside.encode(errors="surrogateescape")).hexdigest()
 
-    train: Images = {}
-    test: Images = {}
+    train: PathsByClass = {}
+    test: PathsByClass = {}
     for name, paths in _list(root).items():
         if len(paths) < 2:
             raise ValueError(
@@ -115,12 +115,12 @@ def _divided(root: Path, test_share: float) -> tuple[Images, Images]:
     return train, test
 
 
-def _list(folder: Path) -> Images:
+def _list(folder: Path) -> PathsByClass:
     folders = (path.name for path in folder.iterdir() if path.is_dir())
     classes = sorted(name for name in folders if not name.startswith("."))
     if not classes:
         raise ValueError(f"data=imagefolder: {folder} holds no folder of a class; {_LAYOUT}.")
-    images: Images = {}
+    images: PathsByClass = {}
     for name in classes:
         images[name] = sorted(_files(str(folder / name)))
         if not images[name]:
@@ -159,7 +159,9 @@ def _check_classes(root: Path, train: KeysView[str], test: KeysView[str]) -> Non
     )
 
 
-def _decode_splits(train: Images, test: Images, side: int, skips_broken: bool) -> Dataset:
+def _decode_splits(
+    train: PathsByClass, test: PathsByClass, side: int, skips_broken: bool
+) -> Dataset:
     import torch
 
     from bsweep.data.dataset import from_images
