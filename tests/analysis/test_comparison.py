@@ -166,30 +166,6 @@ def test_a_cell_without_three_seeds_has_no_interval(desk: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("study", "said", "share"),
-    [("lost", "no longer reached", 0), ("rarer", "reached less often", 2 / 3)],
-)
-def test_a_run_that_misses_the_target_leaves_its_cell_without_a_ratio(
-    study: str, said: str, share: float, desk: Path
-) -> None:
-    found = bsweep.compare(desk / "reached", desk / study)
-    cells = found.cells[found.cells["local_batch"] == 16].set_index("measure").T
-    cell = cells["seconds_to_target"]
-    assert of(found, "seconds_to_target")["verdict"].tolist() == [said, "no difference told"]
-    assert f"{said} in 1" in found.brief()[1]
-    assert cell["target"] == "a test accuracy of 0.8"
-    assert (cell["reached_reference"], cell["reached"]) == (1, pytest.approx(share))
-    assert len(cell["points_reference"]) == 3
-    assert math.isnan(cell["change"])
-    assert cells["step_seconds"]["change"] == pytest.approx(1)
-    assert cells["accuracy"]["change"] < -0.05
-    slower = found.slower(0.5)["ratio"].tolist()
-    assert slower == ([math.inf] if study == "lost" else [])
-    assert bsweep.compare(desk / study, desk / "reached").slower(0.5).empty
-
-
-@pytest.mark.full
 def test_times_across_hardware_are_refused_and_accuracies_are_not(desk: Path) -> None:
     refused = bsweep.compare(desk / "before", desk / "moved")
     assert refused.cells["is_across_hardware"].all()

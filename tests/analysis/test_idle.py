@@ -89,16 +89,6 @@ def test_rounds_that_an_epoch_cuts_short_do_not_count_beside_whole_ones(tmp_path
     assert table.iloc[0]["idle_seconds"] == 36, "it has no other"
 
 
-@pytest.mark.full
-def test_a_study_without_rounds_has_empty_tables(tmp_path: Path) -> None:
-    write_run(tmp_path / "text", local_batch=8, settings={"data.sequence_length": 64})
-    for study in (bsweep.load(tmp_path / "text"), analysis.published()):
-        assert list(study.rounds) == names(TABLES["rounds"])
-        for table in (analysis.idle_table, analysis.loss_by_time, analysis.equal_time_losses):
-            assert table(study).empty
-        assert report.idle_text(study) == ""
-
-
 def test_seeds_repeat_a_policy_whatever_it_filled_in(tmp_path: Path) -> None:
     write_rounds(tmp_path / "s", "uniform")
     for seed, steps in enumerate(((104, 100, 192, 119), (103, 100, 190, 119))):
@@ -204,21 +194,6 @@ def test_losses_are_compared_at_the_first_last_midpoint(tmp_path: Path) -> None:
     assert elapsed == pytest.approx(midpoints)
 
 
-def test_measured_rounds_are_compared_after_equal_time_and_by_their_last_one() -> None:
-    """At their ends, rounds of 65 s each would flatter hybrid, whose rounds are short: 2.030
-    against 2.052. The epoch's mean would say 2.541 of uniform, which began it with the initial
-    weights.
-    """
-    study = bsweep.load(MEASURED / "geo_distributed")
-    losses = by_variant(analysis.equal_time_losses(study))["train_loss"]
-    assert losses["batch_by_memory"] == pytest.approx(2.021, abs=1e-3)
-    assert losses["hybrid"] == pytest.approx(2.029, abs=1e-3)
-    assert losses.idxmin() == "batch_by_memory"
-    losses = by_variant(analysis.cells(study.runs))["train_loss"]
-    assert losses["uniform"] == pytest.approx(2.109, abs=1e-3)
-    assert losses["steps_by_flops"] == pytest.approx(2.060, abs=1e-3)
-
-
 def test_runs_that_end_with_a_round_are_compared_by_their_last_one(tmp_path: Path) -> None:
     limited: list[dict[str, Any]] = [{}, {"max_rounds": 3}, {"max_seconds": 60.0}]
     for seed, limits in enumerate(limited):
@@ -265,15 +240,3 @@ def test_batches_are_those_that_workers_had(tmp_path: Path) -> None:
         "diloco uniform": "", "diloco batch_by_memory": "8/8/32/16",
         "diloco hybrid": "16/16/16/16", "allreduce": "2/2/2/10",
     }  # fmt: skip
-
-
-def test_a_round_ends_when_the_next_one_begins(tmp_path: Path) -> None:
-    folder = write_rounds(tmp_path / "s", "uniform", num_rounds=3)
-    path = RunPaths(folder).metrics
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    for number, record in enumerate(record for record in records if record["type"] == "round"):
-        record["began_seconds"] = [3.05 * number] * 4
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    times = analysis.round_times(bsweep.load(tmp_path / "s"))
-    assert times["seconds"].tolist() == pytest.approx([3.05, 3.05, 3.55])
-    assert times["elapsed_seconds"].iloc[-1] == pytest.approx(9.65)

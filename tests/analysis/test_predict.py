@@ -30,6 +30,7 @@ from bsweep.cli import predict as command
 from bsweep.config.target import target_of
 from bsweep.config.values import parse_seconds
 from bsweep.runlog.probe_file import Probe, ProbedBatch, ProbedWorker
+from bsweep.runlog.records import Status
 from tests.support.running import ran_ok
 from tests.support.synthetic_targets import TARGET, Truth, write_branch, write_target_run
 
@@ -261,54 +262,16 @@ def test_a_run_too_short_for_any_batch_rules_no_batch_out(tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-def test_a_batch_that_missed_the_target_is_not_recommended(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("status", "best"), [("completed", 128), ("interrupted", 256)])
+def test_a_batch_that_missed_the_target_at_its_end_is_not_recommended(
+    status: Status, best: int, tmp_path: Path
+) -> None:
     truth = Truth(minimum_examples=640_000, scatter=0.02)
-    for batch in (32, 64, 128, 256):
-        for seed in (0, 1):
-            most = 0.95 * batch * truth.steps(batch) if batch == 256 else np.inf
-            write_target_run(
-                tmp_path / "s", truth, batch=batch, workers=2, seed=seed, most_examples=most
-            )
-    prediction = bsweep.predict(tmp_path / "s", TARGET)
-    assert truth.seconds(256, 2) < 0.95 * truth.seconds(128, 2), "it would have been the fastest"
-    cells = prediction.cells.set_index("global_batch")
-    assert cells["seconds"][256] < cells["seconds"][128], "by the law it still is"
-    assert prediction.recommended["global_batch"] == 128
     for batch in (32, 128):
-        write_target_run(tmp_path / "t", truth, batch=batch, workers=2)
-    write_target_run(
-        tmp_path / "t", truth, batch=256, workers=2, most_examples=9e4, status="interrupted"
-    )
-    assert bsweep.predict(tmp_path / "t", TARGET).recommended["global_batch"] == 256, (
-        "it was not trained to its end"
-    )
-
-
-@pytest.mark.full
-def test_runs_that_missed_the_target_count_in_a_cells_error(tmp_path: Path) -> None:
-    """Half of a cell's runs are cut at a time that the slow ones need longer than."""
-    truth = replace(TRUTH, scatter=0.3)
-    for batch, most in ((32, np.inf), (128, 128 * truth.steps(128)), (512, np.inf)):
-        for seed in range(8):
-            write_target_run(tmp_path / "s", truth, batch=batch, seed=seed, most_examples=most)
-    for seed in range(2):
-        write_target_run(tmp_path / "s", truth, batch=256, seed=seed, most_examples=2e5)
-    prediction = bsweep.predict(tmp_path / "s", TARGET)
-    cell = prediction.cells.set_index("global_batch").loc[128]
-    assert 2 <= cell["num_reached"] <= 6
-    of = prediction.seen.runs[prediction.seen.runs["global_batch"] == 128]
-    alone = np.exp(np.log(of["seconds_to_target"].astype(float)).mean())
-    assert alone < 0.9 * truth.seconds(128, 1), "those that were fast"
-    scatter = [np.random.default_rng([128, 1, seed, 5]).standard_normal() for seed in range(8)]
-    # Had they not been cut.
-    whole = truth.seconds(128, 1) * np.exp(truth.scatter * np.mean(scatter))
-    assert cell["measured_seconds"] == pytest.approx(whole, rel=0.15)
-    assert alone < 0.85 * whole
-    left_out = prediction.leave_out.set_index("global_batch")
-    assert left_out["measured_seconds"][128] > 1.05 * alone
-    assert left_out["is_bound"].to_dict() == {32: False, 128: False, 256: True, 512: False}
-    assert left_out["error"][256] == 0
-    assert left_out["is_inside"][256], "longer than it was trained"
+        write_target_run(tmp_path / "s", truth, batch=batch, workers=2)
+    most = 0.95 * 256 * truth.steps(256)
+    write_target_run(tmp_path / "s", truth, batch=256, workers=2, most_examples=most, status=status)
+    assert bsweep.predict(tmp_path / "s", TARGET).recommended["global_batch"] == best
 
 
 @pytest.mark.full
@@ -335,24 +298,6 @@ def test_a_run_resumed_on_other_hardware_times_its_own_steps_only(tmp_path: Path
     for batch in (64, 128, 256, 512):
         expected = truth.steps(batch) * (left if batch == 64 else 1)
         assert branches[batch] == pytest.approx(expected, rel=0.02)
-
-
-@pytest.mark.full
-def test_the_target_of_branches_is_the_same_however_many_there_are(tmp_path: Path) -> None:
-    source, other = (write_target_run(tmp_path / "s", TRUTH, batch=batch) for batch in (64, 128))
-    more: list[tuple[Path, dict[str, Any]]] = [
-        (source, {"batch": 128}), (source, {"batch": 256}),
-        (source, {"batch": 512, "most_examples": 4e4}), (other, {"batch": 1024}),
-    ]  # fmt: skip
-    found = []
-    for begun, options in more:
-        write_branch(tmp_path / "s", begun, TRUTH, after=800, seed=1, **options)
-        branches = branches_of(observed(bsweep.load(tmp_path / "s"), target_of(accuracy=TARGET)))
-        found.append(branches.set_index("global_batch")["steps_to_target"])
-    same = "the last one, worse than all, moves no other"
-    assert found[0][128] == found[1][128] == found[2][128], same
-    assert np.isnan(found[2][512]), "it is a bound"
-    assert set(found[3].index) == {64, 128, 256, 512}, "the other checkpoint has fewer batches"
 
 
 def test_the_distance_of_evaluations_widens_what_steps_say(tmp_path: Path) -> None:
@@ -459,17 +404,6 @@ def test_the_best_measured_cell_stands_beside_an_unmeasured_one() -> None:
     assert (choice.place, choice.measured) == (0, 1)
 
 
-def test_the_best_measured_cell_is_told_in_the_objectives_unit(
-    prediction: bsweep.analysis.Prediction,
-) -> None:
-    told = replace(
-        prediction, objective=parse_objective("cheapest", 3600.0),
-        choice=replace(prediction.choice, place=0, measured=1),
-        forecast=replace(prediction.forecast, cells=prediction.cells.assign(money=7.0)),
-    )  # fmt: skip
-    assert re.search(r"The best measured cell is .*, [\d.]+ in money \(90 %", told.sentence())
-
-
 def test_formulas_that_miss_what_was_measured_are_doubted(tmp_path: Path) -> None:
     for batch, slower in ((32, 1.0), (64, 2.0), (128, 1.0), (256, 2.0)):
         seconds, each = slower * TRUTH.pass_seconds, slower * TRUTH.example_seconds
@@ -497,16 +431,6 @@ def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> No
     assert "reached the target at their first evaluation" in prediction.sentence()
     assert "The best measured cell is global batch 256" in prediction.sentence()
     assert "evaluate_every_examples=40000" in prediction.next_run()
-
-
-def test_a_cell_without_a_time_of_its_own_is_not_called_bounded(tmp_path: Path) -> None:
-    for batch in (32, 128, 256, 512):
-        beside = {"beside_others": batch == 128}
-        write_target_run(tmp_path / "s", TRUTH, batch=batch, meta=beside)
-    prediction = bsweep.predict(tmp_path / "s", TARGET, batches=[32, 128, 256, 512])
-    assert prediction.recommended["global_batch"] == 128
-    assert "Runs of this cell reached the target." in prediction.sentence()
-    assert prediction.evaluate_every_examples is None
 
 
 @pytest.mark.full

@@ -278,17 +278,6 @@ def test_what_one_worker_count_cannot_tell_stays_wide() -> None:
     assert width((1,)) > 2 * width((1, 2, 3))
 
 
-def test_passes_that_were_timed_alone_tell_the_formula_and_not_their_cell() -> None:
-    steps = [Timing(Cell(batch, 1), 0.1 + 0.01 * batch) for batch in (8.0, 32.0)]
-    slow = Timing(Cell(128.0, 1), 2 * 1.38, "compute")
-    fitted = fit_step_time([*steps, slow], DRAWS)
-    assert fitted.cells == tuple(timing.cell for timing in steps)
-    assert fitted.effects.shape == (DRAWS, 2)
-    assert slow.cell in fitted.passed
-    widths = [np.std(fitted.log_seconds(cell)) for cell in (*fitted.cells, slow.cell)]
-    assert max(widths[:2]) < widths[2]
-
-
 def test_passes_of_an_accumulated_step_exchange_once() -> None:
     truth, unseen = Truth(sync_seconds=0.03, overlap=1.0), Cell(16, 2, 8)
     cells = [cell for passes in (1, 4) for cell in cells_of_grid(batches=(8, 32), passes=passes)]
@@ -369,29 +358,6 @@ def test_estimates_that_disagree_beyond_their_intervals_are_named() -> None:
         [noise, steps, estimate("branched runs", 1000, 2000)][::2]
     )
     assert "from noise scale (100.0 to 200.0) and from branched runs (1000 to 2000)" in line
-
-
-def test_the_papers_times_give_step_costs_of_its_worker_counts_only() -> None:
-    """T = a + c / b over 50 epochs: what least squares finds is what the fit finds, with
-    intervals.
-    """
-    runs = analysis.published().runs
-    seconds = runs["train_seconds"] / (50 * np.ceil(50_000 / runs["global_batch"]))
-    timings = [
-        Timing(Cell(float(batch), 4), float(one))
-        for batch, one in zip(runs["local_batch"], seconds, strict=True)
-    ]
-    fit = fit_step_time(timings)
-    examples = 50 * 50_000 / 4
-    per_step, per_example = 106_885 / examples, 1599 / examples
-    low, _, high = quantiles(fit.log_seconds(Cell(1.0, 4)))
-    assert low < math.log(per_step + per_example) < high
-    low, middle, high = quantiles(fit.example_seconds)
-    assert low < per_example < high
-    assert middle == pytest.approx(per_example, rel=0.2)
-    on_four, on_eight = (quantiles(fit.log_seconds(Cell(64.0, workers))) for workers in (4, 8))
-    assert on_four[2] - on_four[0] < 0.35
-    assert on_eight[2] - on_eight[0] > 2 * (on_four[2] - on_four[0])
 
 
 def test_the_law_does_not_explain_the_papers_collapse_at_batch_8() -> None:

@@ -119,7 +119,7 @@ def test_unknown_words_of_a_network_are_refused(text: str, remedy: str) -> None:
 @pytest.mark.parametrize(
     ("text", "microseconds"),
     [
-        ("1gbit", 50), ("100gbit", 1.05), ("100mbit", 50), ("30gbit", 7.5), ("3200gbit", 2),
+        ("1gbit", 50), ("100gbit", 1.05), ("30gbit", 7.5),
     ],
 )  # fmt: skip
 def test_a_latency_that_is_not_given_is_that_of_a_listed_link(
@@ -465,9 +465,7 @@ BY_MEMORY = "--network 25gbit --strategies diloco,diloco:allocation=batch_by_mem
         ("--network 25gbit --strategies single --workers 2", "exchanges nothing"),
         ("--network 25gbit --machine h100", "one source"),
         ("--network 25gbit --speeds 0,1", "above 0"),
-        ("--network 25gbit --speeds 1,nan", "--speeds nan"),
         ("--network 25gbit --local-batch 0", "--local-batch 0: give a number above 0"),
-        ("--network 25gbit --parameters=-1e9", r"--parameters -1e\+09"),
         ("--network 25gbit --price-per-worker-hour inf", "--price-per-worker-hour inf"),
         ("--flops-per-example 3", "--machine and --flops-per-example"),
         ("--network measured --measured-network 1gbit", "--measured-network 1gbit"),
@@ -481,7 +479,6 @@ BY_MEMORY = "--network 25gbit --strategies diloco,diloco:allocation=batch_by_mem
         (BY_MEMORY, "--strategies diloco:allocation=batch_by_memory: .* --memories 80,40,24"),
         (f"{BY_MEMORY} --memories 1e-6", r"take 0\.\d+ GB of a worker's 1e-06 GB on 1 worker"),
         (f"{BY_MEMORY} --memories 80,x", "--memories 80,x"),
-        (f"{BY_MEMORY} --memories 80,0", "--memories 0"),
     ],
 )
 def test_wrong_words_get_a_message_with_the_remedy(words: str, message: str, study: Path) -> None:

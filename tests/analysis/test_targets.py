@@ -105,9 +105,7 @@ def test_the_crossing_is_that_of_the_smoothed_curve(tmp_path: Path) -> None:
     [
         ([0.5, 0.6, 0.9, 0.8], 275, 400),  # between 0.6 and the smoothed 0.8
         ([0.5, 0.6, 0.9], None, 200),
-        ([0.5, 0.9, 0.6], None, 200),
         ([0.9, 0.5, 0.6], None, 300),
-        ([0.5], None, 100),
         ([0.9], None, 0),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,6 @@ ADASUM = named(
     [
         ([named("horovod", op="average"), named("horovod", op="adasum")], OTHER),
         ([SHARDED, ADASUM], OTHER),
-        ([SHARDED, named("ddp", hook="powersgd", powersgd_rank=2, bucket_mb=25)], OTHER),
         ([named("horovod") | TOPK, named("horovod") | SPARSE], OTHER),
         ([named("horovod") | TOPK, named("allreduce") | SPARSE], OTHER),
         (
@@ -204,21 +203,6 @@ def test_steps_that_differ_between_ways_are_said(tmp_path: Path) -> None:
                 )  # fmt: skip
     warnings = bsweep.predict(tmp_path / "s", TARGET).warnings
     assert any("between strategies" in line for line in warnings)
-
-
-@pytest.mark.full
-def test_a_strategy_without_energy_is_left_out_of_the_least_energy(tmp_path: Path) -> None:
-    study = bsweep.load(pair_of(tmp_path, DDP, SHARDED))
-    last = study.evaluations.groupby("run_id").last().loc[study.runs["run_id"]]
-    seconds = last["train_seconds"].to_numpy(float)
-    joules = 50.0 * seconds * study.runs["num_workers"]
-    runs = study.runs.assign(
-        train_seconds=seconds, energy_joules=joules.where(study.runs["strategy"] == "ddp")
-    )
-    found = bsweep.predict(replace(study, runs=runs), TARGET, objective="joules")
-    assert found.cells["is_allowed"].equals(found.cells["way"] == "ddp")
-    assert found.recommended["way"] == "ddp"
-    assert "with a strategy of which no run recorded its energy" in " ".join(repr(found).split())
 
 
 def split_of(
