@@ -19,7 +19,6 @@ from bsweep import analysis, report
 from bsweep.analysis.cell_tables.statistics import CHANCE_ALPHA
 from bsweep.analysis.study.columns import RUNS, TABLES, names
 from bsweep.analysis.study.derived import placement
-from bsweep.analysis.study.naming import words
 from bsweep.runlog.files import RunPaths
 from tests.support.synthetic_study import (
     META,
@@ -250,9 +249,7 @@ def with_threads(number: int) -> dict[str, Any]:
         ({}, {"settings": TWO_HOSTS}, "placement", ""),
         ({"settings": TWO_HOSTS}, {"settings": TWO_HOSTS | IB}, "network_interface", ""),
         ({"settings": TWO_HOSTS}, {"settings": TWO_HOSTS | OTHER_NAMES}, None, ""),
-        ({}, {"settings": {"launch.memory_limit_mb": [500.0, 500.0]}}, "memory_limit", ""),
         ({}, {"settings": ADAMW}, "optimizer", ""),
-        ({"settings": {"compile": False}}, {"settings": {"compile": True}}, "compile", ""),
         ({}, {"settings": {"batching.name": "fixed"}}, None, ""),  # the first is older than the key
         (with_threads(1), with_threads(2), "threads", ""),
         (
@@ -414,26 +411,6 @@ def test_ratios_skip_a_batch_that_did_not_complete(tmp_path: Path) -> None:
     assert ratios["smaller_batch"].tolist() == [8]
 
 
-def test_hardware_that_follows_from_the_strategy_is_no_key_of_its_own(tmp_path: Path) -> None:
-    write_run(tmp_path / "s", local_batch=8)
-    other = {**META, "cpu": "Other CPU"}
-    write_run(tmp_path / "s", local_batch=8, settings={"strategy.name": "local"}, meta=other)
-    study = bsweep.load(tmp_path / "s", mix=True)
-    assert analysis.cell_keys(study.runs) == ["variant", "num_workers", "local_batch"]
-    assert "times cannot be compared: Other CPU, 2 cores; Test CPU, 2 cores" in study.warnings[0]
-
-
-def test_weights_at_two_paths_are_one_cell_and_shown_by_their_hash(tmp_path: Path) -> None:
-    for seed, (path, digest) in enumerate((("a.pth", "a1"), ("b.pth", "a1"), ("a.pth", "b2"))):
-        weights = {"model.weights": path, "model.weights_sha256": 32 * digest}
-        write_run(tmp_path / "s", local_batch=8, seed=seed, settings=weights)
-    cells = analysis.cells(bsweep.load(tmp_path / "s").runs).reset_index()
-    hashes = dict(zip(cells["model.weights_sha256"], cells["n"], strict=True))
-    assert hashes == {"a1a1a1a1": 2, "b2b2b2b2": 1}
-    assert "model.weights" not in cells
-    assert words("model.weights_sha256", "a1a1a1a1") == "pretrained weights a1a1a1a1"
-
-
 def test_a_rate_of_each_batch_and_servers_of_each_worker_count_keep_one_curve(
     tmp_path: Path,
 ) -> None:
@@ -494,10 +471,6 @@ RING, NATIVE = (
         ([{}], ["horovod"]),
         ([RING, NATIVE], ["ring", "native"]),
         (
-            [server("layer"), server("memory"), RING],
-            ["parameter_server layer", "parameter_server memory", "allreduce ring"],
-        ),
-        (
             [server("layer"), server("layer", consistency="stale_synchronous", staleness=3)],
             ["synchronous", "stale_synchronous"],  # the staleness follows
         ),
@@ -505,7 +478,6 @@ RING, NATIVE = (
             [{}, {"compression": TOPK}, {"compression": {**TOPK, "density": 0.1}}],
             ["horovod", "horovod topk 0.01", "horovod topk 0.1"],
         ),
-        ([{**RING, "compression": TOPK}, {}], ["allreduce ring topk", "horovod"]),
         ([{}, diloco("uniform"), diloco("hybrid")], ["horovod", "diloco uniform", "diloco hybrid"]),
         (
             [diloco("uniform"), diloco("uniform", (None, (100, 90)))],

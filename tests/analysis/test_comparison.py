@@ -56,9 +56,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "same", meta={**META, "commit": "f" * 40})
     write(folder / "slow", 1.1, settings={"optimizer.lr": 0.2})
     write(folder / "once", 1.1, seeds=1)
-    for name, times in (("partly", 1.0), ("partly_slow", 1.1)):
-        write(folder / name, times, batches=(16,))
-        write(folder / name, times, batches=(64,), seeds=2)
+    write(folder / "partly_slow", 1.1, batches=(16,))
+    write(folder / "partly_slow", 1.1, batches=(64,), seeds=2)
     write(folder / "moved", 1.1, meta=OTHER_CPU)
     write(folder / "apart", batches=(8, 128))
     write(folder / "fewer", batches=(64,))
@@ -125,7 +124,6 @@ def test_equal_studies_differ_in_nothing_but_the_commit(
 
 @pytest.mark.full
 def test_every_study_is_compared_with_the_first(desk: Path) -> None:
-    """Cells that a study lacks are counted and named."""
     found = bsweep.compare(*(bsweep.load(desk / name) for name in ("slow", "before", "same")))
     assert found.studies == ("slow", "before", "same")
     steps = of(found, "step_seconds")
@@ -133,11 +131,6 @@ def test_every_study_is_compared_with_the_first(desk: Path) -> None:
     assert set(steps["verdict"]) == {"faster"}
     assert list(found.differences.columns) == ["kind", "key", "slow", "before", "same"]
     assert len(found.brief()) == 3
-    found = bsweep.compare(desk / "before", desk / "fewer", desk / "same")
-    assert found.missing.values.tolist() == [["fewer", "Horovod, 1 worker, local batch 16"]]
-    said = "fewer has no completed run of 1 cell of before: Horovod, 1 worker, local batch 16."
-    assert found.brief()[0].endswith(said)
-    assert found.as_json()["missing"][0]["study"] == "fewer"
 
 
 @pytest.mark.full
@@ -154,15 +147,6 @@ def test_settings_of_a_whole_study_do_not_tell_its_cells_apart(tmp_path: Path) -
     varied = bsweep.compare(tmp_path / "two", tmp_path / "other")
     assert set(varied.cells["variant"]) == {"ddp"}
     assert varied.differences.set_index("key")["two"]["strategy"] == "varies: ddp, horovod"
-
-
-def test_a_cell_without_three_seeds_has_no_interval(desk: Path) -> None:
-    found = bsweep.compare(desk / "before", desk / "once")
-    assert found.cells["change"].notna().all()
-    assert found.cells[["low", "high", "p_holm"]].isna().all(axis=None)
-    assert set(found.cells["verdict"]) == {"not tested"}
-    assert "not tested in 2" in found.brief()[0]
-    assert found.slower(0.05).empty
 
 
 @pytest.mark.full
@@ -198,14 +182,13 @@ def test_a_corrected_interval_excludes_what_holms_method_rejects() -> None:
     assert compare_means(ones, others, 30.0)["p_holm"][0] == 1
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
         ("before same", 0, ""),
         ("before slow --fail-if-slower 5%", 1, "slower by more than 5 %: slow, "),
         ("before once --fail-if-slower 5%", BAD_CONFIG, "cannot tell for 2 cells (once, Horovod"),
-        ("before partly --fail-if-slower 5%", BAD_CONFIG, "1 worker, local batch 64): a test"),
         ("before partly_slow --fail-if-slower 5%", 1, "cannot tell for 1 cell (partly_slow, "),
         ("before moved --fail-if-slower 5%", BAD_CONFIG, "--across-hardware"),
         ("before moved --fail-if-slower 5% --across-hardware", 1, "slower by more than 5 %"),

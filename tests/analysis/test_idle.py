@@ -26,7 +26,6 @@ from tests.support.synthetic_study import (
     write_run,
 )
 
-MEASURED = Path(__file__).parents[2] / "results" / "measured"
 UNIFORM_IDLE = [1.1, 0, 14.6, 4.9]  # of ten rounds, as published
 NODES = [NODE.format(node) for node in range(1, 5)]
 

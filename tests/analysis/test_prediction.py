@@ -121,23 +121,11 @@ def timed(truth: Truth, cells: Iterable[Cell], runs: int = 1) -> list[Timing]:
 
 
 def test_a_run_that_was_slowed_moves_a_prediction_little() -> None:
-    """A fit to fewer runs takes over their weights."""
     cells = cells_of_grid()
     timings, seconds = timed(Truth(), cells, 2), Truth().step_seconds(*cells[2][:3])
     slow = Timing(cells[2], 1.6 * seconds)
     whole = fit_step_time([*timings, slow], num_draws=DRAWS)
     assert np.median(whole.log_seconds(cells[2])) == pytest.approx(math.log(seconds), abs=0.05)
-    fewer = [timing for timing in [*timings, slow] if timing.cell.num_workers == 1]
-    weights = fit_step_time(fewer, num_draws=DRAWS, weights=whole.weights).weights
-    assert weights == {key: whole.weights[key] for key in weights}
-    assert weights[("step", cells[2]), math.log(slow.seconds)] < 0.3
-    steps = {64.0: [3000.0, 3100.0, 9000.0], 256.0: [1500.0, 1450.0], 512.0: [1200.0]}
-    all_runs = {batch: cell_runs(values) for batch, values in steps.items()}
-    without = {batch: cell_runs(values[1:]) for batch, values in steps.items() if values[1:]}
-    fit = fit_steps(all_runs, num_draws=DRAWS)
-    again = fit_steps(without, num_draws=DRAWS, weights=fit.weights)
-    assert again.weights.items() < fit.weights.items()
-    assert len(again.weights) == 3
 
 
 def truths(number: int) -> Iterator[tuple[int, Truth, float, float, np.random.Generator]]:

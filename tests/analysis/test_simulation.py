@@ -18,10 +18,9 @@ import pytest
 import bsweep
 from bsweep import allocation
 from bsweep.allocation import probes
-from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.analysis.simulation import passes, spread, strategies
 from bsweep.analysis.simulation.cases import Case
-from bsweep.analysis.simulation.choices import choice_of, choices_of
+from bsweep.analysis.simulation.choices import choice_of
 from bsweep.analysis.simulation.collectives import ALGORITHMS
 from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants, of_study
 from bsweep.analysis.simulation.machines import machine_of
@@ -31,11 +30,10 @@ from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import Outcome
 from bsweep.cli import simulate as command
 from bsweep.cli.options import counts
-from bsweep.config.target import target_of
 from bsweep.runlog.probe_file import PROBE_SCHEMA
 from bsweep.runlog.records import Step
 from tests.support.running import compose
-from tests.support.synthetic_study import server, write_run, write_study
+from tests.support.synthetic_study import write_run, write_study
 
 BYTES = 8e7
 RATE, LATENCY = 1e9 / 8 * 0.95, 1e-4
@@ -228,21 +226,6 @@ def test_workers_with_more_memory_take_larger_batches() -> None:
     assert shared["step_seconds"] == pytest.approx(0.1 + 0.05 * 16, rel=0.01)
 
 
-def test_allocations_gain_what_they_gained_on_four_hosts() -> None:
-    """The speeds and the tokens in a second are those in `results/measured/README.md`."""
-    names = {"uniform": 13_574, "steps_by_speed": 17_489, "hybrid": 26_160}
-    found = bsweep.simulate(
-        probe=GEO_PROBE, parameters=133_440, workers=[4], local_batch=4, network="1gbit,100us",
-        speeds=(1.04, 1.0, 1.92, 1.19),
-        strategies=",".join(f"diloco:sync_every=100:allocation={name}" for name in names),
-    ).cells.set_index("strategy")  # fmt: skip
-    cells = {name: found.loc[f"diloco:sync_every=100:allocation={name}"] for name in names}
-    gained = {name: cell["examples_per_second"] for name, cell in cells.items()}
-    assert cells["hybrid"]["waiting_share"] < 0.05
-    for name, tokens in names.items():
-        assert gained[name] / gained["uniform"] == pytest.approx(tokens / 13_574, rel=0.1)
-
-
 def test_a_machine_and_a_probe_tell_what_workers_hold() -> None:
     given: dict[str, Any] = {
         "network": "1gbit", "parameters": 1e6, "workers": [4, 8],
@@ -385,17 +368,6 @@ def test_a_study_tells_in_which_order_steps_were_slow(tmp_path: Path) -> None:
     assert found.stretch >= 60
 
 
-def test_spread_of_epochs_follows_their_percentiles() -> None:
-    epochs = pd.DataFrame({
-        "run_id": ["a"] * 3, "num_steps": 50, "step_seconds_p50": [1.0, 1.1, 0.9],
-        "step_seconds_p95": [1.2, 1.3, 1.1],
-    })  # fmt: skip
-    found = spread.of_epochs(epochs)
-    drawn = found.draw(10_000, 1, np.random.default_rng(0))
-    assert np.quantile(drawn, 0.95) / np.median(drawn) > 1.15
-    assert drawn.mean() == pytest.approx(1, abs=0.05)
-
-
 # Studies and the command
 
 
@@ -429,22 +401,6 @@ def test_a_study_gives_constants_and_its_measured_cells(study: Path) -> None:
     assert widths["allreduce", 2] > np.hypot(widths["horovod", 2], 2 * 1.6 * OTHER_WAY) * 0.9
     assert widths["horovod", 2] < 2 * 1.6 * OTHER_WAY
     assert widths["allreduce", 1] == pytest.approx(widths["horovod", 1])
-
-
-def test_report_prediction_and_simulation_read_one_table_of_steps(tmp_path: Path) -> None:
-    """Older runs did not tell the exchange that computing hides."""
-    write_run(tmp_path / "s", local_batch=50, num_workers=4, settings=server("layer"))
-    study = bsweep.load(tmp_path / "s")
-    older = replace(study, epochs=study.epochs.assign(exposed_exchange_seconds=np.nan))
-    for known in (study, older):
-        (step,) = bsweep.analysis.step_times(known).to_dict("records")
-        seconds = {one.kind: one.seconds for one in observed(known, target_of(0.5)).timings()}
-        (run,) = of_study(known).measured.to_dict("records")
-        assert seconds["step"] == pytest.approx(step["total_seconds"])
-        assert seconds["step"] == pytest.approx(run["step_seconds"])
-        exposed = step["exposed_exchange_seconds"] + step["wait_seconds"]
-        assert seconds["exposed"] == pytest.approx(exposed)
-        assert run["step_seconds"] - run["compute_seconds"] == pytest.approx(exposed)
 
 
 WAY = "--network 25gbit --strategies horovod,"
@@ -516,7 +472,6 @@ def test_a_run_tells_the_sizes_of_layers(tmp_path: Path) -> None:
 
 PIECES = {"pieces": ("stem", "one", "two", "three", "head")}
 LLAMA = {"settings": {"model": {"name": "llama_tiny", "num_heads": 4.0}}}
-VGG16 = {"settings": {"model": {"name": "vgg16", "dropout": 0.5}}}
 LAYERS = {"layer_parameters": (1_000_000, 9_000_000, 1_181_642)}
 
 
@@ -527,7 +482,6 @@ LAYERS = {"layer_parameters": (1_000_000, 9_000_000, 1_181_642)}
         (PIECES, "pipedream", [4, 8, 64], [4, 8, 64], ""),
         (PIECES, "pipedream:replicas=1", [4, 8, 64], [4], "5 pieces"),
         (LLAMA, "tensor:replicas=1", [4, 8, 64], [4], "more strategy.replicas"),
-        (VGG16, "tensor:replicas=1", [3, 4, 6], [4], "divide 4096"),
         (LAYERS, "parameter_server:sharding=layer", [4, 8], [4], "3 layers"),
     ],
 )
@@ -667,17 +621,6 @@ def test_networks_are_compared_and_drawn(study: Path, tmp_path: Path) -> None:
     assert all(line.is_dashed() for line in lines)
 
 
-def test_activations_of_a_split_model_take_time() -> None:
-    found = [
-        bsweep.simulate(
-            machine="h100", flops_per_example=1e12, parameters=11e6, workers=[4],
-            strategies="pipeline,tensor", network="1gbit", example_bytes=size,
-        ).cells.set_index("strategy")["step_seconds"]
-        for size in (0.0, 1e7)
-    ]  # fmt: skip
-    assert (found[1] > found[0]).all()
-
-
 def test_measured_rows_are_of_the_way_that_is_simulated_and_the_studys_own_links() -> None:
     """The study has allreduce on two workers by four algorithms."""
     ways = ["allreduce:algorithm=ring", "allreduce:algorithm=tree"]
@@ -689,15 +632,6 @@ def test_measured_rows_are_of_the_way_that_is_simulated_and_the_studys_own_links
         "measured": ["measured"], "simulated": ["25gbit,10us"],
     }  # fmt: skip
     assert "network" in repr(found).splitlines()[0]
-
-
-def test_a_setting_that_runs_have_as_null_is_their_own() -> None:
-    """Of the runs with parameter servers, three have two servers, and six `num_servers: null`."""
-    runs = bsweep.load(STRATEGIES_1GBIT, mix=True).runs
-    default, two = choices_of("parameter_server,parameter_server:num_servers=2", runs)
-    assert default.strategy.num_shards(64) > 2
-    assert default.runs_of(runs)["strategy.num_servers"].isna().all()
-    assert not two.runs_of(runs)["strategy.num_servers"].isna().any()
 
 
 def test_ddp_sends_what_its_hook_leaves() -> None:

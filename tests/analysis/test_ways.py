@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,10 @@ import pytest
 import bsweep
 from bsweep.analysis.prediction.cards import card_of
 from bsweep.analysis.prediction.forecast import problems_of_cells
-from bsweep.analysis.prediction.probed_steps import probed
 from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.analysis.prediction.step_time import Timing, fit_step_time
 from bsweep.analysis.prediction.ways import Way, ways_of
 from bsweep.config.target import target_of
-from bsweep.runlog.probe_file import ProbedBatch, ProbedWorker
 from tests.support.running import ran_ok
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
@@ -250,24 +248,6 @@ def test_probed_steps_of_a_way_count(folder: Path, tmp_path: Path) -> None:
     assert len(said) == 2
     assert "model.name=vgg16" in said[0]
     assert "strategy=pipeline on 8 workers" in said[1]
-
-
-def test_probes_of_whole_models_belong_to_their_own_strategy(tmp_path: Path) -> None:
-    runs = pd.DataFrame({"model": ["resnet18"], "data": ["imagefolder"]})
-    batches = (ProbedBatch(8, 0.1),)
-    worker = asdict(ProbedWorker("h", "cpu", "fp32", None, 1e9, batches, 8, "examples"))
-
-    def kinds(strategy: str, model: str = "resnet18") -> list[tuple[str, str]]:
-        told = {"strategy.name": strategy, "model.name": model}
-        path = written(tmp_path, workers=[worker], probed=told, exchange_seconds=0.01)
-        ways = {name: Way(name) for name in ("ddp", "horovod")}
-        found = probed(path, ways, runs)
-        assert bool(found.warnings) == (model == "vgg16")
-        return [(one.kind, one.cell.form.strategy) for one in found.timings]
-
-    assert kinds("horovod") == [("compute", "horovod"), ("exchange", "horovod")]
-    assert kinds("allreduce") == [("compute", "ddp")]
-    assert kinds("ddp", "vgg16") == []
 
 
 def test_more_workers_need_less_memory_for_a_split_model(tmp_path: Path) -> None:
