@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.patches import Rectangle
 
 import bsweep
 from bsweep import analysis, plots
@@ -18,9 +17,7 @@ from bsweep.plots.curves import readable
 from tests.plots.test_plots import assert_readable, legend_texts
 from tests.support.split_study import (
     GLOBAL_BATCH,
-    MODEL_BYTES,
     SPLIT,
-    STASHED_BYTES,
     seconds_of,
     write_split_run,
     write_split_study,
@@ -63,32 +60,6 @@ def test_time_by_split_names_replicas_and_has_the_fastest_settings(split: analys
     assert round(seconds_of("pipeline", 4, {"microbatches": 4}), 6) not in drawn
     ways = tables.ways_in_words(tables.ways(split))
     assert set(map(str, ways.values())) <= set(names)
-
-
-@pytest.mark.full
-def test_memory_by_worker_has_the_parts_of_each_worker(split: analysis.Study) -> None:
-    figure = plots.memory_by_worker(split)
-    parts, activations, peaks = (
-        {
-            round(bar.get_width(), 3)
-            for axes in figure.axes[at::3]
-            for bar in axes.patches
-            if isinstance(bar, Rectangle)
-        }
-        for at in range(3)
-    )
-    held = {MODEL_BYTES / count / 1e6 for count in (1, 2, 4)}
-    older = {number * STASHED_BYTES / 1e6 for number in (1, 2, 3)}
-    assert parts - {0.0} == held | {megabytes / 2 for megabytes in held} | older
-    assert activations == {0.0, 1.0}
-    assert min(peaks) >= 400
-    said = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert said == ["not measured"] * 7, "all cells but those of pipelines"
-    names = {"parameters", "gradients", "optimizer state", "older weights"}
-    assert names <= set(legend_texts(figure))
-    table = tables.worker_memory(split)
-    largest = table.groupby(level="worker")["peak_bytes"].max()
-    assert largest.loc[3] == 400_000_000 + 10 * MODEL_BYTES + 2 * 3, "the largest of both epochs"
 
 
 def test_no_two_ways_of_splitting_share_a_cell(tmp_path: Path) -> None:

@@ -188,16 +188,6 @@ def test_what_is_missing_for_a_recommendation_is_said(
     assert says in missing
 
 
-def test_batches_that_were_evaluated_once_are_named(tmp_path: Path) -> None:
-    for batch, epochs in ((16, 3), (64, 1)):
-        write_run(tmp_path / "s", local_batch=batch, epochs=epochs)
-    (missing,) = analysis.missing_recommendations(bsweep.load(tmp_path / "s"))
-    assert "A target needs two evaluations of a run, but runs of global batch 64 have" in missing
-    assert "evaluate_every_examples=25000" in missing
-    assert "call run.evaluated every 391 steps" in missing
-    assert "above chance" not in missing
-
-
 @pytest.mark.full
 def test_of_one_cell_it_is_said_what_is_missing_and_which_command_gets_it(tmp_path: Path) -> None:
     for seed in range(3):

@@ -14,18 +14,18 @@ import pytest
 from matplotlib.patches import Rectangle
 
 import bsweep
-from bsweep import analysis, plots, report
+from bsweep import analysis, plots
 from bsweep.analysis.conclusions.networks import OWN_LINKS, wall
+from bsweep.analysis.prediction import fitting
 from bsweep.analysis.simulation.constants import Constants
 from bsweep.analysis.simulation.rows import knee
-from bsweep.analysis.study.frames import LargerClusters
 from bsweep.cli import main, predict
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.report.recommended import recommended
 from tests.analysis.test_ways import write as write_ways
-from tests.plots.test_plots import assert_readable
 from tests.report.browser import go, opened, page_of, rows
-from tests.support.synthetic_targets import TARGET, Truth, write_target_run
+from tests.support.synthetic_study import write_study
+from tests.support.synthetic_targets import TARGET
 
 GROUPNORM = Path(__file__).parents[2] / "results/measured/groupnorm"
 NETWORKS = ["25gbit,10us", "100mbit,1ms"]
@@ -131,24 +131,6 @@ def test_figures_and_tables_mark_what_is_simulated(study: analysis.Study) -> Non
 
 
 @pytest.mark.full
-def test_a_network_that_misses_the_deadline_is_left_out() -> None:
-    given: dict[str, Any] = {"target_accuracy": 0.42, "workers": [8, 16], "batches": [512, 1024]}
-    times = bsweep.predict(GROUPNORM, network=["100gbit,1us", "1mbit,100ms"], **given)
-    fast, slow = (one.cells["seconds"].min() for one in times.of_networks)
-    deadline = f"deadline={(fast * slow) ** 0.5:.3f}s"
-    found = bsweep.predict(
-        GROUPNORM, network=["1mbit,100ms", "100gbit,1us"], objective=deadline, **given
-    )
-    assert found.network == "100gbit,1us"
-    assert not found.others
-    best, lost = found.network_lines()
-    assert best.startswith("With 100gbit,1us, simulated: ")
-    assert lost.startswith(f"With 1mbit,100ms: objective {deadline!r}: no cell")
-    assert lost in found.brief()
-    assert found.as_json()["not_predicted"] == [lost]
-
-
-@pytest.mark.full
 def test_a_codec_is_compared_like_a_network_and_doubted_more() -> None:
     networks = ["100mbit,1ms", "100mbit,1ms,compression=fp16"]
     found = bsweep.predict(
@@ -163,17 +145,6 @@ def test_a_codec_is_compared_like_a_network_and_doubted_more() -> None:
     assert (widths[1] > widths[0]).all()
     assert any("a codec may change it" in warning for warning in found.warnings)
     assert any("no run measured the seconds that fp16 takes" in one for one in found.warnings)
-
-
-@pytest.mark.full
-def test_workers_that_no_batch_suits_are_said() -> None:
-    given: dict[str, Any] = {"target_accuracy": 0.42, "network": "1gbit", "batches": [32, 64]}
-    found = bsweep.predict(GROUPNORM, workers=[1, 3, 64, 128, 256], **given)
-    assert set(found.cells["num_workers"]) == {1, 64}
-    says = "no batch size of the grid suits 3, 128 and 256 workers"
-    assert any(line.startswith(says) for line in found.brief())
-    with pytest.raises(ValueError, match="the grid has no cells"):
-        bsweep.predict(GROUPNORM, workers=[128], **given)
 
 
 @pytest.fixture
@@ -200,55 +171,6 @@ def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
     assert not any("published, not measured" in one for one in other.warnings)
     with pytest.raises(ValueError, match=r"compression=topk with strategy=\w+: it takes no codec"):
         bsweep.predict(study, TARGET, network="1gbit,compression=topk", workers=[4, 8])
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("known")
-def test_a_lone_worker_of_another_strategy_is_left_out(tmp_path: Path) -> None:
-    study = tmp_path / "lone"
-    for seed in (0, 1):
-        for batch in (64, 256):
-            for workers, name in ((1, "single"), (2, "ddp")):
-                settings = {"strategy": {"name": name}}
-                write_target_run(
-                    study, Truth(), batch=batch, workers=workers, seed=seed, settings=settings
-                )
-    found = bsweep.predict(study, TARGET, network="1gbit", workers=[1, 2, 4])
-    of = found.cells.groupby("way")["num_workers"].max()
-    assert of.to_dict() == {"single": 1, "ddp": 4}
-    assert found.warnings[0].startswith("with 1gbit, strategy=single with num_workers=")
-
-
-def test_the_words_of_larger_clusters_keep_every_option() -> None:
-    words = LargerClusters(("1gbit",), (1, 2), 1234.5678, "10gbit,10us", (1.0, 0.25)).words()
-    assert words == (
-        " --network 1gbit --workers 1,2 --price-per-worker-hour 1234.5678 --measured-network "
-        "10gbit,10us --speeds 1,0.25"
-    )
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("network", "option", "least"),
-    [
-        # On free links, a step takes as long as a slow worker computes.
-        ("100tbit,1ns", {"speeds": (1.0, 0.5)}, 1.5),
-        # Hosts keep what exchanges took beyond the measured network.
-        ("1tbit,1ns", {"measured_network": "100tbit,1ns"}, 1.05),
-    ],
-)
-def test_what_is_said_of_machines_changes_simulated_steps_alone(
-    network: str, option: dict[str, Any], least: float
-) -> None:
-    given: dict[str, Any] = {"network": network, "workers": [1, 2, 8], "batches": [256, 512]}
-    plain, changed = (
-        bsweep.predict(GROUPNORM, target_accuracy=0.42, **given, **more).cells.set_index(
-            ["num_workers", "global_batch"]
-        )["step_seconds"]
-        for more in ({}, option)
-    )
-    assert changed[8, 256] > least * plain[8, 256]
-    assert changed[2, 256] == plain[2, 256]  # as measured
 
 
 BEGINS = {
@@ -300,16 +222,24 @@ def test_what_describes_machines_wrongly_is_refused_before_anything_starts(
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.full
-def test_a_report_writes_it_all(tmp_path: Path) -> None:
-    told: list[str] = []
-    page = report.write(
-        GROUPNORM, tmp_path / "out", network=NETWORKS, workers=WORKERS, tell=told.append
-    )
-    assert sum(line.startswith("With ") for line in told) == 2
-    text = page.read_text()
-    assert "--network 25gbit,10us --network 100mbit,1ms --workers 1,2,4" in text
-    assert "simulated" in (page.parent / "table.md").read_text()
+def test_the_command_reports_a_larger_cluster(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It predicts with few draws, and draws the figure of the cluster alone."""
+    monkeypatch.setattr(plots, "FIGURES", {"larger_clusters": plots.FIGURES["larger_clusters"]})
+    monkeypatch.setattr(fitting.fit, "__defaults__", (400,))
+    write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1, 2))
+    options = "--network 25gbit,10us --workers 1,2,4 --price-per-worker-hour 1234.5"
+    options += " --measured-network 10gbit,10us --speeds 1,0.25"
+    assert main.run(["report", str(tmp_path / "s"), *options.split()]) == 0
+    page = Path(capsys.readouterr().out.strip())
+    assert sum(line.startswith("With 25gbit,10us") for line in caplog.messages) == 1
+    assert options in page.read_text()
+    assert "simulated" in page.with_name("table.md").read_text()
+    assert page.with_name("larger_clusters.png").exists()
 
 
 @pytest.mark.full
@@ -326,17 +256,3 @@ def test_the_page_marks_what_is_simulated(
         chosen = cells[cells["is_simulated"] & (cells["problem"] == "")].iloc[0]
         go(page, cell=f"{chosen['global_batch']}x{chosen['num_workers']}")
         assert "simulated" in page.inner_text("#reading")
-
-
-@pytest.mark.full
-def test_the_figure_of_larger_clusters_has_their_times_and_costs(study: analysis.Study) -> None:
-    curves = analysis.larger_clusters(study)
-    figure = plots.FIGURES["larger_clusters"](study)
-    assert_readable(figure)
-    for axes, column in zip(figure.axes, ("seconds", "money"), strict=True):
-        lines = {line.get_label(): line for line in axes.lines}
-        for network in (OWN_LINKS, *NETWORKS):
-            line = lines[network if network == OWN_LINKS else f"{network}, simulated"]
-            expected = curves.loc[curves["network"] == network, column]
-            assert np.asarray(line.get_ydata()).tolist() == pytest.approx(expected.tolist())
-            assert line.get_linestyle() == ("-" if network == OWN_LINKS else "--")
