@@ -1,5 +1,5 @@
 """What CONTRIBUTING says is to be touched for something new is all that is to be touched: a copy of
-the package gets each of them, and runs.
+the package gets a strategy, a figure and a field, and runs.
 """
 
 from __future__ import annotations
@@ -54,65 +54,6 @@ class ScaledConfig(StrategyConfig):
             ("AnyStrategy = Annotated[", "ScaledConfig | "),
         ],
     },
-    "codec": {
-        "src/bsweep/compression/rounded.py": """
-from bsweep.compression.base import Codec
-
-
-class Rounded(Codec):
-    def __init__(self, config, setting):
-        self._digits = config.digits
-
-    def exchange(self, gradients, group):
-        gradients.copy_(gradients.round(decimals=self._digits))
-        group.all_reduce(gradients)
-""",
-        "src/bsweep/config/compression.py": [
-            (
-                "",
-                '''
-class RoundedConfig(CodecConfig):
-    """Gradients of a few digits."""
-
-    name: Literal["rounded"]
-    digits: Count = 4
-    """digits behind the point"""
-
-    builds: ClassVar[str] = "bsweep.compression.rounded:Rounded"
-
-
-''',
-            ),
-            ("AnyCompression = Annotated[", "RoundedConfig | "),
-        ],
-    },
-    "model": {
-        "src/bsweep/models/linear.py": """
-import math
-
-from torch import nn
-
-
-def build(config, *, num_classes, shape):
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes))
-""",
-        "src/bsweep/config/models.py": [
-            (
-                "",
-                '''
-class LinearConfig(ModelConfig):
-    """One linear layer."""
-
-    name: Literal["linear"]
-
-    builds: ClassVar[str] = "bsweep.models.linear:build"
-
-
-''',
-            ),
-            ("AnyModel = Annotated[", "LinearConfig | "),
-        ],
-    },
     "figure": {
         "src/bsweep/plots/loss_gap.py": """
 from matplotlib.figure import Figure
@@ -154,13 +95,6 @@ def loss_gap(study, gaps):
 }
 
 
-# Points of one sweep, whose processes are started once.
-EXCHANGES = {
-    "added_strategy": ("strategy: scaled",),
-    "added_codec": ("strategy: allreduce", "compression: rounded"),
-}
-
-
 def files_by_addition() -> dict[str, set[str]]:
     """What CONTRIBUTING's table says is to be touched."""
     rows = re.findall(
@@ -171,8 +105,8 @@ def files_by_addition() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("what", ADDITIONS)
 def test_contributing_names_the_files_to_touch(what: str) -> None:
-    names = {"strategy": "scaled", "codec": "rounded", "model": "linear", "figure": "loss_gap"}
-    touched = {path.replace(names.get(what, "NAME"), "NAME") for path in ADDITIONS[what]}
+    name = {"strategy": "scaled", "figure": "loss_gap"}.get(what, "NAME")
+    touched = {path.replace(name, "NAME") for path in ADDITIONS[what]}
     assert files_by_addition()[what] == touched
 
 
@@ -183,17 +117,11 @@ def test_what_is_added_so_runs_and_reports(tmp_path: Path) -> None:
     for edits in ADDITIONS.values():
         for name, edit in edits.items():
             apply(tmp_path / name, edit)
-    for name, choices in EXCHANGES.items():
-        overridden = "".join(f"  - override /{choice}\n" for choice in choices)
-        text = f"# @package _global_\ndefaults:\n{overridden}"
-        (tmp_path / f"conf/experiment/{name}.yaml").write_text(text)
-    point = ("model=linear", "num_workers=2", "local_batch=8", "epochs=1", "study=s")
-    both = f"experiment={','.join(EXCHANGES)}"
-    run = [sys.executable, "-m", "bsweep", "run", "--report", "-m", *TINY, *point, both]
+    point = ("strategy=scaled", "num_workers=2", "local_batch=8", "epochs=1", "study=s")
+    run = [sys.executable, "-m", "bsweep", "run", "--report", *TINY, "model=tiny_cnn", *point]
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
     result = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert len(list(tmp_path.glob("results/s/*/summary.json"))) == len(EXCHANGES)
     report = tmp_path / "results/s/report"
     assert (report / "loss_gap.png").exists()
     assert "num_tensors" in (report / "epochs.csv").read_text().partition("\n")[0]

@@ -54,18 +54,6 @@ def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "Fastest within 0.01 of the best test accuracy: local batch 64 on 2 workers" in text
 
 
-def test_without_any_study_it_shows_the_published_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("BSWEEP_STUDY", raising=False)
-    pictures, text = pictures_and_text(tmp_path)
-    assert pictures == 4, "it has no epochs to draw"
-    assert (
-        "published\nFastest within 0.01 of the best training accuracy: local batch 128 on 4 workers"
-        in text
-    )
-
-
 def texts(notebook: Any) -> list[str]:
     """Return what the cells of a notebook print and show, as plain text."""
     return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -88,13 +87,6 @@ def test_the_site_fetches_nothing_from_other_hosts(site: Site) -> None:
     fetched = {address for html in site.values() for address in html.fetched}
     assert [address for address in sorted(fetched) if urlsplit(address).netloc] == []
     assert any(address.endswith("iframe-worker.js") for address in fetched)
-
-
-def test_every_table_of_a_page_is_a_table_of_the_site(site: Site) -> None:
-    """Python-Markdown and GitHub differ in what they take for a table in a list."""
-    for path in DOCS.glob("*.md"):
-        rules = re.findall(r"^ *\|[-:| ]+\|$", path.read_text(), re.MULTILINE)
-        assert site[f"{path.stem}.html"].num_tables == len(rules), path.name
 
 
 def test_the_reference_has_all_that_is_exported(site: Site) -> None:
