@@ -57,17 +57,6 @@ GRIDS = {
         ["~seed", "data=synthetic"],
         ["seed=1", "+seed=3", "epochs=2"],
     ),
-    "an experiment": (
-        ["experiment=quickstart"],
-        ["local_batch=8", "local_batch=32"],
-        ["seed=0", "seed=7"],
-    ),
-    "options of one's own": (
-        ["local_batch=8", "local_batch=32"],
-        ["model=own"],
-        ["model.target=examples/small_network.py:build"],
-        ["++model.options.width=4", "++model.options.width=8"],
-    ),
 }
 
 

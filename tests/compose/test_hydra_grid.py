@@ -25,23 +25,16 @@ def test_a_grid_is_in_the_order_of_its_keys_and_the_last_value_of_a_key_counts()
     assert found == [*itertools.product((16, 8), (5, 6), (2, 3))]
 
 
-def test_a_single_value_of_an_experiments_axis_counts(tmp_path: Path) -> None:
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment/one.yaml").write_text(
-        "# @package _global_\nhydra:\n  sweeper:\n    params: {model: tiny_cnn, seed: '3'}\n"
-    )
-    (config,) = composed("--config-dir", str(tmp_path), *POINT, "experiment=one")
-    assert (config.model.name, config.seed) == ("tiny_cnn", 3)
-
-
 def test_a_folder_of_settings_adds_experiments(tmp_path: Path) -> None:
     (tmp_path / "mine/experiment").mkdir(parents=True)
     (tmp_path / "mine/experiment/own.yaml").write_text(
-        "# @package _global_\nepochs: 7\nhydra:\n  sweeper:\n    params: {seed: '3,4'}\n"
+        "# @package _global_\nepochs: 7\nhydra:\n  sweeper:\n"
+        "    params: {model: tiny_cnn, seed: '3,4'}\n"
     )
     flags = ("--config-dir", str(tmp_path / "mine"))
     configs = composed(*flags, *POINT, "experiment=own")
     assert [(config.epochs, config.seed) for config in configs] == [(7, 3), (7, 4)]
+    assert {config.model.name for config in configs} == {"tiny_cnn"}, "an axis of one value"
     with pytest.raises(ConfigError, match="no such folder"):
         composed("--config-dir", str(tmp_path / "none"), *POINT)
     with (tmp_path / "mine/experiment/own.yaml").open("a") as file:

@@ -16,12 +16,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import bsweep as library
 from bsweep.cli import main
 from bsweep.compose.words import as_hydra_takes
 from bsweep.config.parsing import known_keys
 from bsweep.config.run import GROUPS, RunConfig
-from tests.support.running import ROOT, TINY, ran_ok, tool
+from tests.support.running import ROOT, TINY, tool
 
 Type = Callable[..., tuple[int, str]]
 LONG = "a" * 5000
@@ -54,12 +53,10 @@ TEXT = "data=text data.path=@FILE model=llama_tiny"
 REFUSED = [  # what is typed after local_batch=8, and what is said
     ("launch=null", "launch=null: give launch=NAME"),
     ("~data", "data: no value given", "digits"),
-    ("model=[nan]", "model=[nan]: give model=NAME"),
     ("-m optimizer=sgd,null", "optimizer=sgd,null: give optimizer=NAME"),
     ("experiment=", "experiment=: give experiment=NAME"),
     ("strategy=horvod", "unknown strategy", "'horovod'", "Known: "),
     ("--frobnicate", "--frobnicate", "--help"),
-    ("--optimizer.lr=8", "optimizer.lr=8"),
     ("local_batch = 8", "write local_batch=8 without spaces"),
     ("local_batch=8,16,", "local_batch=8,16,: Hydra cannot read it"),
     ("local_batch=[8,16]", "local_batch=[8, 16]", "type local_batch=1,2,4"),
@@ -72,7 +69,6 @@ REFUSED = [  # what is typed after local_batch=8, and what is said
     ("seed=range(5,1)", "seed=range(5,1)", "no value that fits"),
     ("=3", "no key before the '='"),
     ("data.root=a;b", "data.root=a;b", "\"'VALUE'\""),
-    ("data.root=[[[[", "data.root=[[[["),
     ("++hydra.mode=RUN", "hydra.mode: leave it out"),
     ("hydra.sweeper._target_=x", "bsweep forms the points"),
     (f"seed={'9' * 5000}", "seed=9999", "(5,005 letters)"),
@@ -141,13 +137,6 @@ def test_a_point_that_cannot_be_run_fails_alone(
     assert code == 1
     assert said.count("a point could not be run: ZeroDivisionError") == 1
     assert ended == [1]
-
-
-def test_the_largest_seed_trains_and_is_read(tmp_path: Path) -> None:
-    seed = 2**63 - 1
-    alone = ("local_batch=8", "launch=inline", "strategy=single", "epochs=1", f"seed={seed}")
-    ran_ok("run", *TINY, "model=tiny_cnn", *alone, cwd=tmp_path)
-    assert list(library.load(tmp_path / "results/default").runs["seed"]) == [seed]
 
 
 COMPLETE = r"""
@@ -232,7 +221,7 @@ def test_whatever_is_typed_ends_with_0_or_2_and_no_traceback(
 
 @pytest.mark.parametrize(
     "command",
-    ["python train.py --lr {lr} -x a,b", "sh -c 'a; b'", """sh -c 'echo "a"'""", "ls"],
+    ["python train.py --lr {lr} -x a,b", """sh -c 'echo "a"; b'"""],
 )
 def test_a_command_is_one_value_as_it_is_typed(command: str) -> None:
     taken = as_hydra_takes(f"program.command={command}")
@@ -248,13 +237,3 @@ def test_a_script_with_windows_line_ends_is_named(type_run: Type) -> None:
     assert "Windows line ends" in said
     assert "sed -i" in said
     assert "\r" not in said.replace(r"\r$", "")
-
-
-@pytest.mark.parametrize("argument", ["data.root=~/x", "results_dir=~"])
-def test_a_user_without_a_home_needs_none(argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home(path: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "expanduser", no_home)
-    assert as_hydra_takes("study=s") == "study=s"
-    assert as_hydra_takes(argument) == argument

@@ -56,7 +56,6 @@ REFUSED = [  # what is typed beside local_batch=8, and what the message has
     ("launch.environment=[MY-KEY]", "launch.environment.0=MY-KEY", "such as WANDB_API_KEY"),
     ("launch.network_interface='-x'", "launch.network_interface=-x", "such as eth0"),
     ("num_workers=3 launch.hosts='a:1,b:1'", "num_workers=3", "2 slots"),
-    ("launch.hosts='h[1-3]:1,h2:1'", "names a host twice"),
     ("num_workers=2 launch.hosts='NODE1:1,node1.:1'", "names a host twice"),
     ("launch.hosts=me@h1:2", "'me@h1:2'", "launch.ssh_options"),
     ("launch.hosts=h1:22:2", "'h1:22:2'", "launch.ssh_port"),
@@ -71,8 +70,6 @@ REFUSED = [  # what is typed beside local_batch=8, and what the message has
     ("launch.ssh_options=[StrictHostKeyChecking]", "has the form NAME=VALUE"),
     ("launch.ssh_options=['User=me;id']", "its value consists of letters, digits, spaces and"),
     ("launch.hosts='-oProxyCommand=x:1'", "not of the form h1:4,h2:4"),
-    ("launch.hosts='h1;id:1'", "not of the form h1:4,h2:4"),
-    ("launch.hosts='h1:0'", "not of the form h1:4,h2:4"),
     ("launch.hosts=@no/such", "launch.hosts=@no/such", "cannot be read (No such file"),
     (f"{SERVERS} precision=fp16", f"precision=fp16 with {SERVERS}", "strategy=allreduce"),
     (f"{SERVERS} strategy.staleness=2", "strategy.staleness=2", "Leave"),
@@ -89,7 +86,6 @@ REFUSED = [  # what is typed beside local_batch=8, and what the message has
     (f"{DEEPSPEED} measure.noise_scale=true", "DeepSpeed sums gradients within the passes"),
     (f"{DILOCO} strategy.algorithm=horovod", "launch=torchrun", "Use launch=horovodrun."),
     (f"{DILOCO} launch=horovodrun", "strategy.algorithm=native", "Use launch=torchrun"),
-    (f"{DILOCO} launch=inline", "launch=inline"),
     (f"{DILOCO} strategy.weights=[0.5,0.4]", "strategy.weights=[0.5, 0.4]", "sum to 1"),
     (f"{DILOCO} strategy.weights=[0.2,0.3,0.5]", "3 weights", "num_workers=2"),
     (f"{DILOCO} optimizer.lr_rule=adascale", "lr_rule=adascale with strategy=diloco"),
@@ -137,7 +133,6 @@ def test_all_bad_values_are_listed_at_once() -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("\n# none\n", "the file names no host"),
         ("a:1\n-V slots=2\n", "line 2, '-V slots=2': not of the form h1:4"),
         ("a:1\nb[3-1]:2\n", "line 2, 'b[3-1]:2': [3-1] counts down"),
     ],
