@@ -13,12 +13,10 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import bsweep
-from bsweep import launch
-from bsweep.advise import recommend, search
+from bsweep.advise import recommend
 from bsweep.analysis.conclusions.next_run import (
     SHARE,
     Grid,
@@ -30,7 +28,6 @@ from bsweep.analysis.conclusions.next_run import (
     still_open,
     with_rates,
 )
-from bsweep.analysis.prediction.fitting import fit
 from bsweep.analysis.prediction.forecast import Key
 from bsweep.analysis.prediction.objectives import parse_objective
 from bsweep.analysis.prediction.seen_runs import observed
@@ -38,11 +35,8 @@ from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.config.target import target_of
 from bsweep.config.values import ConfigError
 from bsweep.core import energy
-from bsweep.launch import LaunchRequest, Outcome
-from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.records import Status
 from bsweep.study import commands
-from bsweep.study.run_point import StopRequested
 from tests.support.played_search import DRAWS, SEEDS, Played
 from tests.support.running import Fork, before, compose, exits, ran_ok
 from tests.support.running import bsweep as command
@@ -64,26 +58,6 @@ def test_a_search_finds_a_cell_near_the_best_for_a_small_cost(seed: int, tmp_pat
     found = int(best["global_batch"]), int(best["num_workers"]), 1, ""
     assert seconds[found] <= 1.05 * min(seconds.values())
     assert search.spent <= 1.15 * SHARE * cost, "5 % of the cost as it is predicted"
-
-
-@pytest.mark.full
-def test_with_a_deadline_the_cheapest_cell_in_time_is_found(tmp_path: Path) -> None:
-    truth = Truth()
-    grid = Played(truth, tmp_path, 0).grid.cells
-    deadline = 2 * min(truth.seconds(batch, workers) for batch, workers, *_ in grid)
-    search = Played(truth, tmp_path / "s", 0, f"deadline={deadline:.0f}s")
-    prediction = search.search()
-    assert prediction is not None
-    best = prediction.recommended
-    batch, workers = int(best["global_batch"]), int(best["num_workers"])
-    costs = {
-        (b, n): n * seconds
-        for b, n, *_ in grid
-        if (seconds := truth.seconds(b, n)) <= 0.9 * deadline
-    }
-    assert costs[batch, workers] <= 1.2 * min(costs.values()), "and in time"
-    assert prediction.choice.probability_in_time is not None
-    assert prediction.choice.probability_in_time >= 0.9
 
 
 @pytest.mark.full
@@ -151,16 +125,6 @@ def test_without_a_budget_three_runs_are_paid_for() -> None:
     assert large.share(step_time, None, before=7.0) > 10 * middle, "5 % of all runs are more"
 
 
-@pytest.mark.full
-def test_the_prior_of_a_search_does_not_follow_its_first_run(tmp_path: Path) -> None:
-    truth, batches = Truth(), (16, 32, 64, 128, 256, 512)
-    for batch in (16, 512):
-        write_target_run(tmp_path / str(batch), truth, batch=batch)
-        seen = observed(bsweep.load(tmp_path / str(batch)), target_of(accuracy=TARGET))
-        fits = fit(seen, DRAWS, searched=batches)
-        assert 60 < np.median(fits.steps.critical_batch) < 140, "about the middle of the grid, 91"
-
-
 def test_batches_above_one_that_ended_in_vain_are_not_tried(tmp_path: Path) -> None:
     truth = Truth()
     write_target_run(tmp_path / "s", truth, batch=32)
@@ -192,9 +156,6 @@ def test_both_ends_are_timed_first_and_then_what_is_farthest_from_them() -> None
     cells: list[Key] = [(batch, n, 1, "") for n in (1, 2) for batch in (16, 32, 64, 128, 256)]
     assert len(timed_cells(cells, most=0.0)) == 4, "two of each worker count, whatever they cost"
     assert len(timed_cells(cells, most=60.0)) == 6
-    lost: dict[Key, float] = {(256, 1, 1, ""): 1.0, (256, 2, 1, ""): 1.0}  # too large for memory
-    left = [cell for cell in cells if cell not in lost]
-    assert next_probe(left, lost | {(16, 1, 1, ""): 1.0}, lambda: 0.0) == (16, 2, 1, "")
     timed = timed_cells(cells)
     assert timed[:4] == [(16, 1, 1, ""), (16, 2, 1, ""), (256, 1, 1, ""), (256, 2, 1, "")]
     assert timed[4:6] == [(64, 1, 1, ""), (64, 2, 1, "")]
@@ -203,8 +164,6 @@ def test_both_ends_are_timed_first_and_then_what_is_farthest_from_them() -> None
     assert len(timed_cells(passes)) == 1, "the same pass"
     swept: list[Key] = [(batch, 1, passes, "") for batch in (64, 128) for passes in (1, 8)]
     assert timed_cells(swept)[:2] == [(64, 1, 8, ""), (128, 1, 1, "")], "the largest pass"
-    ways: list[Key] = [(batch, 2, 1, way) for batch in (16, 32, 64) for way in ("ddp", "sharded")]
-    assert timed_cells(ways, most=0.0) == [*ways[:2], *ways[-2:]], "both ends with each way"
 
 
 TINY = (
@@ -395,37 +354,6 @@ def test_joules_that_nobody_counts_are_refused_before_anything_runs(
     for name in ("energy_uj", "max_energy_range_uj"):
         (package / name).write_text("1000")
     assert len(recommend._cells(configs, parse_objective("joules"))) == 2
-
-
-@pytest.mark.parametrize("has_signal", [False, True])
-def test_a_run_that_was_retried_ends_the_search_by_a_signal_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_signal: bool
-) -> None:
-    """What a person is told of a retry says nothing of who asked the run to stop."""
-    tries: list[int] = []
-
-    def launched(request: LaunchRequest) -> Outcome:
-        paths = request.paths
-        tries.append(1)
-        if len(tries) == 1:
-            return Outcome("failed", "a host was lost", can_be_retried=True)
-        paths.alive(0).parent.mkdir(parents=True, exist_ok=True)
-        paths.alive(0).touch()
-        if has_signal:
-            os.kill(os.getpid(), signal.SIGINT)
-        while not is_stop_requested(paths):
-            request.on_poll()
-        return Outcome("interrupted", "stopped at a checkpoint")
-
-    monkeypatch.setattr(launch, "launch", launched)
-    monkeypatch.setattr("bsweep.study.run_point.time.sleep", lambda seconds: None)
-    config = compose("local_batch=8", f"results_dir={tmp_path}", "launch.retries=1")
-    if has_signal:
-        with pytest.raises(StopRequested):
-            search._train(config, [], 0.0)
-    else:
-        assert search._train(config, [], 0.0) == "interrupted"
-    assert len(tries) == 2
 
 
 @pytest.mark.full

@@ -122,13 +122,6 @@ def test_shares_sum_up_and_leave_nobody_without(total: int) -> None:
         assert [parts[i] for i in sorted(range(4), key=lambda i: weights[i])] == sorted(parts)
 
 
-def test_least_steps_keep_an_exchange_small() -> None:
-    for exchange, step, share in ((7.2, 0.3, 0.1), (0.5, 0.03, 0.5), (1e-6, 1.0, 0.1)):
-        every = uneven.least_steps(exchange, step, share)
-        assert exchange / (exchange + every * step) <= share + 1e-9
-        assert every == 1 or exchange / (exchange + (every - 1) * step) > share
-
-
 def test_a_knee_keeps_the_throughput() -> None:
     rates = worker(0.001).rates
     assert uneven.knee_batch(rates, 1, 0.9) == 64  # 0.01 s of each step are fixed
@@ -143,11 +136,8 @@ def test_a_knee_keeps_the_throughput() -> None:
     ("name", "key"),
     [
         ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
-        ("NVIDIA TITAN RTX", "TITAN RTX"),
-        ("Tesla V100-SXM2-32GB", "V100"),
         ("Tesla V100-PCIE-16GB", "V100 PCIe 16GB"),
         ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
         ("4x a30", "A30"),
         ("2080 Ti", "RTX 2080 Ti"),
     ],
@@ -320,9 +310,7 @@ def test_a_missing_probe_is_named_with_its_remedy(name: str, tmp_path: Path) -> 
     [
         ("steps_by_speed", "num_workers=3", "num_workers="),
         ("steps_by_speed", "model.width=5", "model.width="),
-        ("steps_by_speed", "data.side=16", "data.side="),
         ("steps_by_speed", "precision=fp64", "precision="),
-        ("steps_by_speed", "accumulation_steps=2", "accumulation_steps="),
         ("steps_by_speed", "launch.hosts='a:1,b:1'", "launch.hosts="),
         # The exchange matters where its time or memory does.
         ("network_aware", "compression=fp16", "compression.name="),

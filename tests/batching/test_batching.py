@@ -232,7 +232,6 @@ SMALL = "model=tiny_cnn global_batch=16"
         ("batching=noise_scale num_workers=2 local_batch=32 allocation.local_batches=[2,62]", 64),
         (f"{SMALL} batching=cabs", 2),
         (f"{SMALL} batching=cabs num_workers=2", 2),
-        (f"{SMALL} batching=schedule optimizer.lr_rule=adascale", 2),
         (f"{SMALL} batching=schedule optimizer.lr_rule=adascale num_workers=2", 2),
         (f"{SMALL} batching=schedule", 1),
     ],

@@ -12,20 +12,18 @@ import typing
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bsweep import compression
 from bsweep.compression import powersgd
 from bsweep.compression.base import Codec, Setting
 from bsweep.compression.dgc import DGC
-from bsweep.compression.qsgd import pack, unpack
 from bsweep.compression.topk import largest
 from bsweep.config.compression import AnyCompression
 from bsweep.numerics.vector import Vector
@@ -240,15 +238,6 @@ def test_a_gradient_that_diverged_does_not_pass_for_a_sound_one(name: str, value
 # Payloads
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 1001])
-def test_codes_come_back_from_the_bytes_they_were_packed_in(bits: int, count: int) -> None:
-    codes = torch.randint(2**bits, (count,), dtype=torch.uint8)
-    packed = pack(codes, bits)
-    assert len(packed) == math.ceil(count * bits / 8)
-    assert torch.equal(unpack(packed, bits, count), codes)
-
-
 # Top-k and DGC
 
 
@@ -411,40 +400,6 @@ def test_powersgd_keeps_workers_equal_despite_different_rounding(
 
     one, other = on_workers(2, work)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_powersgd_draws_on_the_cpu_whatever_computes() -> None:
-    class Draws(TorchDispatchMode):
-        devices: ClassVar[set[str]] = set()
-
-        def __torch_dispatch__(
-            self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if operation.overloadpacket is torch.ops.aten.randn:
-                self.devices.add(str((kwargs or {}).get("device", "cpu")))
-            return operation(*args, **(kwargs or {}))
-
-    vector = make_vector("meta")
-    with Draws() as draws:  # type: ignore[no-untyped-call]
-        build("powersgd", vector)
-    assert draws.devices == {"cpu"}
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_zero_and_dependent_columns_become_orthonormal_too(device: str, dtype: torch.dtype) -> None:
-    plain = torch.randn(19, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    same, one_zero = plain.clone(), plain.clone()
-    same[:] = plain[:, :1]
-    one_zero[:, 1] = 0
-    ones = torch.ones_like(plain)
-    every = torch.stack([plain, 1e-9 * plain, same, one_zero, ones, torch.zeros_like(plain)])
-    matrices, eps = every.to(device), torch.finfo(dtype).eps
-    bases = powersgd.orthonormal(matrices)
-    identity = torch.eye(4, dtype=dtype, device=device).expand(6, 4, 4)
-    torch.testing.assert_close(bases.mT @ bases, identity, rtol=0, atol=20 * eps)
-    spanned = bases @ (bases.mT @ matrices)
-    torch.testing.assert_close(spanned, matrices, rtol=0, atol=100 * eps)
 
 
 def test_powersgd_starts_warm_and_so_nears_the_best_approximation() -> None:

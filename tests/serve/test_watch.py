@@ -124,15 +124,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     [
         ({}, 200),
         ({"Host": "localhost:{port}"}, 200),
-        ({"Host": "[::1]:{port}"}, 200),
         ({"Host": "localhost:{port}", "Origin": "http://localhost:{port}"}, 200),
         ({"Host": "evil.example:{port}"}, 403),
-        ({"Host": "localhost"}, 403),
         ({"Host": "localhost:1"}, 403),
         ({"Host": "192.0.2.1:{port}"}, 403),
         ({"Host": "localhost:{port}@evil.example"}, 403),
         ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
     ],
 )
 @pytest.mark.parametrize("path", ["", "points/", "status.json"])
