@@ -351,27 +351,6 @@ def test_a_rate_on_record_is_the_rate(tmp_path: Path) -> None:
     assert bsweep.load(tmp_path / "s").runs["learning_rate"].tolist() == [0.025]
 
 
-def test_the_time_to_a_target_is_interpolated_and_may_be_never(tmp_path: Path) -> None:
-    write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,))
-    for batch, status, done in ((32, "failed", 2), (64, "diverged", 2), (128, "diverged", 0)):
-        write_run(tmp_path / "s", local_batch=batch, status=status, num_epochs_done=done)
-    study = bsweep.load(tmp_path / "s")
-    evaluations, runs = study.evaluations, study.runs.set_index("run_id", drop=False)
-    batches = evaluations["run_id"].map(runs["local_batch"])
-    curves = {8: [0.2, 0.7, 0.7], 16: [0.65, 0.65, 0.6], 32: [0.3, 0.4], 64: [0.3, 0.1]}
-    for batch, accuracies in curves.items():
-        evaluations.loc[batches == batch, "test_accuracy"] = accuracies
-    last = evaluations.groupby("run_id")["test_accuracy"].last()
-    study.runs["test_accuracy"] = study.runs["run_id"].map(last)
-    times = analysis.time_to_target(study, 0.63).droplevel(["variant", "num_workers", "seed"])
-    assert times["reached"].to_dict() == {8: True, 16: True, 64: False, 128: False}
-    seconds = times["seconds"].to_dict()
-    assert seconds[8] == pytest.approx((1 + 0.43 / 0.5) * train_seconds(8, 1) / 3)
-    assert seconds[16] == pytest.approx(train_seconds(16, 1) / 3), "the first evaluation has it"
-    assert np.isnan([seconds[64], seconds[128]]).all()
-    assert not analysis.time_to_target(study, 0.9)["reached"].any()
-
-
 def test_the_ratios_and_the_fit_of_the_published_times_are_the_papers() -> None:
     cells = analysis.cells(analysis.published().runs)
     ratios = one_series(analysis.batch_ratios(cells))

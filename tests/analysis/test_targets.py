@@ -100,25 +100,6 @@ def test_the_crossing_is_that_of_the_smoothed_curve(tmp_path: Path) -> None:
     assert never["best"] == 0.9
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "steps", "trained"),
-    [
-        ([0.5, 0.6, 0.9, 0.8], 275, 400),  # between 0.6 and the smoothed 0.8
-        ([0.5, 0.6, 0.9], None, 200),
-        ([0.9, 0.5, 0.6], None, 300),
-        ([0.9], None, 0),
-    ],
-)
-def test_one_good_evaluation_alone_does_not_reach_a_target(
-    tmp_path: Path, accuracies: list[float], steps: float | None, trained: int
-) -> None:
-    evaluated(write_run(tmp_path / "s", local_batch=16), *accuracies)
-    row = crossing(bsweep.load(tmp_path / "s"), accuracy=0.75)
-    assert row["reached"] == (steps is not None)
-    assert row["steps_to_target"] == pytest.approx(steps or np.nan, nan_ok=True)
-    assert row["trained_steps"] == trained
-
-
 SCORES = st.lists(st.integers(0, 12).map(lambda level: level / 12), min_size=1, max_size=12)
 
 

@@ -142,22 +142,6 @@ def test_every_policy_reaches_the_weights_of_one_worker(policy: str) -> None:
         assert sorted(i for indices, _ in of_epoch for i in indices) == list(range(NUM_TRAIN))
 
 
-def test_workers_reach_one_workers_weights_at_seesaws_rates() -> None:
-    words = ("batching=schedule", "batching.rate=seesaw", "batching.every_epochs=0.4")
-    bound = "batching.max_global_batch=60"
-    point = ("global_batch=8", "log_every_steps=1", "optimizer.lr=0.1", *words, bound)
-    (one,) = trained(1, "strategy=single", *point)
-    workers = trained(2, "strategy=allreduce", *point)
-    (ours, batches), (theirs, others) = (
-        [[step[key] for step in run["steps"]] for key in ("learning_rate", "global_batch")]
-        for run in (workers[0], one)
-    )
-    assert len(set(ours)) > 1
-    assert batches == others
-    assert ours == pytest.approx(theirs, rel=1e-9)
-    assert_reached(workers, one)
-
-
 def test_the_batch_grows_instead_of_the_rate_falling_up_to_a_bound() -> None:
     words = ("batching=raise_instead_of_decay", "batching.max_global_batch=72", *STAGES)
     (run,) = trained(1, "strategy=single", "global_batch=24", "log_every_steps=1", *words)

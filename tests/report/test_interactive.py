@@ -412,19 +412,6 @@ def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_policy_allows_the_pages_own_scripts_alone(browser: Any, path: Path) -> None:
-    policy = re.search(r'Security-Policy" content="([^"]*)"', path.read_text())
-    assert policy is not None
-    assert "unsafe" not in policy[1]
-    with opened(browser, path, allowed="Content Security Policy") as page:
-        page.evaluate(
-            "() => { const one = document.createElement('script'); one.textContent = 'taken = 1';"
-            " document.body.append(one); }"
-        )
-        assert page.evaluate("typeof taken") == "undefined"
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("fragment", ["", "run=b64_w4_horovod_s0_lr_rulelinear"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser: Any, path: Path, scheme: str, fragment: str) -> None:
