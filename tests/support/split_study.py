@@ -42,17 +42,11 @@ def bubble_of(how: Mapping[str, Any]) -> float:
     return float((0.3 if how["schedule"] == "gpipe" else 0.2) * 4 / how["microbatches"])
 
 
-def write_split_study(
-    folder: Path, workers: tuple[int, ...] = (2, 4), seeds: int = 1, only: str = ""
-) -> Path:
-    """Write the runs of all `WAYS` that so many workers allow, or those of one strategy only;
-    return the folder.
-    """
+def write_split_study(folder: Path, seeds: int = 1) -> Path:
+    """Write the runs of all `WAYS` that two and four workers allow, and return the folder."""
     launched = 0.0
-    for count in workers:
+    for count in (2, 4):
         for strategy, how in WAYS:
-            if only not in ("", strategy):
-                continue
             if count == 2 and how.get("replicas", 1) > 1:
                 continue
             for seed in range(seeds):
