@@ -63,8 +63,8 @@ def summary(study: analysis.Study, names: list[str]) -> pd.DataFrame:
 
 def columns_of(table: pd.DataFrame) -> list[tuple[str, pd.Series[Any]]]:
     """The named levels of the index, and the columns whose values are numbers or texts."""
-    levels = [name for name in table.index.names if name is not None]
-    columns = [(str(name), table.index.get_level_values(name).to_series()) for name in levels]
+    levels = [str(name) for name in table.index.names if name is not None]
+    columns = [(name, table.index.get_level_values(name).to_series()) for name in levels]
     columns += [(str(name), values) for name, values in table.items()]
     return [
         (name, values)

@@ -34,5 +34,5 @@ def test_each_bench_runs(
 ) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # of this process
     rounds = pd.json_normalize(bench(*arguments)).iloc[0]
-    assert len(rounds) > 0
-    assert all(min(seconds) > 0 for seconds in rounds)
+    assert all(map(len, rounds))
+    assert max(map(max, rounds)) > 0

@@ -159,7 +159,7 @@ def _no_value(key: str) -> str:
     return f"{key}: no value given." + (f" Known: {choices}." if choices else "")
 
 
-def _keys(schema: type[Any], prefix: str = "") -> Iterator[str]:
+def _keys(schema: type, prefix: str = "") -> Iterator[str]:
     for field in fields(schema):
         yield f"{prefix}{field.name}"
         hint = hints(schema)[field.name]
