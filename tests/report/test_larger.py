@@ -14,7 +14,7 @@ import pytest
 from matplotlib.patches import Rectangle
 
 import bsweep
-from bsweep import analysis, plots
+from bsweep import analysis, plots, report
 from bsweep.analysis.conclusions.networks import OWN_LINKS, wall
 from bsweep.analysis.prediction import fitting
 from bsweep.analysis.simulation.constants import Constants
@@ -228,18 +228,18 @@ def test_the_command_reports_a_larger_cluster(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It predicts with few draws, and draws the figure of the cluster alone."""
+    """It predicts with few draws, and draws the figure of the cluster alone, in one format."""
     monkeypatch.setattr(plots, "FIGURES", {"larger_clusters": plots.FIGURES["larger_clusters"]})
-    monkeypatch.setattr(fitting.fit, "__defaults__", (400,))
+    monkeypatch.setattr(report, "_PICTURES", ("svg",))
+    monkeypatch.setattr(fitting.fit, "__defaults__", (100,))
     write_study(tmp_path / "s", local_batches=(8, 64), num_workers=(1, 2))
-    options = "--network 25gbit,10us --workers 1,2,4 --price-per-worker-hour 1234.5"
-    options += " --measured-network 10gbit,10us --speeds 1,0.25"
+    options = "--network 25gbit,10us --workers 1,2,4 --price-per-worker-hour 2.5 --speeds 1,0.25"
     assert main.run(["report", str(tmp_path / "s"), *options.split()]) == 0
     page = Path(capsys.readouterr().out.strip())
-    assert sum(line.startswith("With 25gbit,10us") for line in caplog.messages) == 1
+    assert caplog.messages[0].startswith("Fastest to a test accuracy of ")
     assert options in page.read_text()
     assert "simulated" in page.with_name("table.md").read_text()
-    assert page.with_name("larger_clusters.png").exists()
+    assert page.with_name("larger_clusters.svg").exists()
 
 
 @pytest.mark.full
