@@ -85,30 +85,10 @@ class RunConfig(Schema):
     """memory format of images: auto (true for models with 2-d convolutions) | true | false"""
     compile: bool = False
     """compile the passes of steps by torch.compile"""
-    average_batchnorm: bool = True
-    """average BatchNorm statistics over workers before each evaluation"""
-    log_every_steps: Count = 20
-    """a `step` record with the mean loss since the last one"""
-    data: AnyData = DigitsConfig(name="digits")
-    model: AnyModel = ResNet18Config(name="resnet18")
-    optimizer: AnyOptimizer = SGDConfig(name="sgd")
-    strategy: AnyStrategy = HorovodConfig(name="horovod")
-    compression: AnyCompression = NoCompressionConfig(name="none")
-    allocation: AnyAllocation = UniformConfig(name="uniform")
-    launch: AnyLaunch = HorovodrunConfig(name="horovodrun")
-    batching: AnyBatching = FIXED
-    program: AnyProgram = BuiltinConfig(name="builtin")
     graph: bool = True
     """on GPUs, launch the passes of a step at once, as a CUDA graph, where this is possible"""
-    checkpoint_every: Every = "auto"
-    """interval of checkpoints, from which a run can resume: auto (costs under 1 %) | 60s | 2
-    (epochs) | null (none)
-    """
-    keep_weights: bool = False
-    """keep the trained weights of a completed run as final.pt in its folder, for bsweep.load_model
-    """
-    resume_from: PathName | None = None
-    """folder of a run with a checkpoint, to resume with another num_workers or batch"""
+    average_batchnorm: bool = True
+    """average BatchNorm statistics over workers before each evaluation"""
     evaluate_every_examples: Count | None = None
     """evaluate each time that this many more examples were trained, the same for all batch sizes;
     null: at the end of each epoch
@@ -119,11 +99,31 @@ class RunConfig(Schema):
     """... or test loss; two of three evaluations in a row must reach it"""
     stop_at_target: bool = True
     """end the run when it has reached the target"""
+    checkpoint_every: Every = "auto"
+    """interval of checkpoints, from which a run can resume: auto (costs under 1 %) | 60s | 2
+    (epochs) | null (none)
+    """
+    keep_weights: bool = False
+    """keep the trained weights of a completed run as final.pt in its folder, for bsweep.load_model
+    """
+    resume_from: PathName | None = None
+    """folder of a run with a checkpoint, to resume with another num_workers or batch"""
+    measure: MeasureConfig = MeasureConfig()
+    log_every_steps: Count = 20
+    """a `step` record with the mean loss since the last one"""
     trackers: Trackers = ()
     """[tensorboard,mlflow,wandb]: pass the records on during runs; afterwards: bsweep export STUDY
     --to ...
     """
-    measure: MeasureConfig = MeasureConfig()
+    data: AnyData = DigitsConfig(name="digits")
+    model: AnyModel = ResNet18Config(name="resnet18")
+    optimizer: AnyOptimizer = SGDConfig(name="sgd")
+    strategy: AnyStrategy = HorovodConfig(name="horovod")
+    compression: AnyCompression = NoCompressionConfig(name="none")
+    allocation: AnyAllocation = UniformConfig(name="uniform")
+    batching: AnyBatching = FIXED
+    launch: AnyLaunch = HorovodrunConfig(name="horovodrun")
+    program: AnyProgram = BuiltinConfig(name="builtin")
 
     @property
     def local_batches(self) -> tuple[int, ...]:
