@@ -232,8 +232,8 @@ def blamed(group: str, card: UserCode, failure: str) -> Iterator[None]:
         raise ConfigError(f"{group}.target={card.target}: {message}") from error
     except (Exception, SystemExit) as error:
         trace = traceback_of(error) or "".join(traceback.format_exception_only(error))
-        said = excerpt(trace.rstrip(), "the code's own error", 1_500)
-        raise ConfigError(f"{group}.target={card.target}: {failure}:\n{said}") from error
+        lines = excerpt(trace.rstrip(), "the code's own error", 1_500)
+        raise ConfigError(f"{group}.target={card.target}: {failure}:\n{lines}") from error
 
 
 def _not_imported(group: str, card: UserCode, error: ImportError) -> str:

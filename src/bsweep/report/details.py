@@ -70,7 +70,7 @@ def _steps(rows: pd.DataFrame) -> dict[str, list[float | None]]:
 def rounded(values: pd.Series[Any], digits: int) -> list[float | None]:
     """Return numbers with so many significant digits, whole ones as integers; None for NaN."""
     numbers = (None if pd.isna(value) else float(f"{value:.{digits}g}") for value in values)
-    return [int(one) if one is not None and one.is_integer() else one for one in numbers]
+    return [int(n) if n is not None and n.is_integer() else n for n in numbers]
 
 
 def _events(study: Study) -> Iterator[tuple[str, list[tuple[float | None, str, str]]]]:

@@ -119,8 +119,8 @@ def refuse_incomplete(records: Sequence[Mapping[str, Any]], metrics: Path) -> No
     if not ends:
         raise Damaged(f"{metrics}: the run completed, but the file has no end record. {REMEDY}")
     epochs = [record for record in records if record["type"] == "epoch"]
-    found = {"epochs": len(epochs), "num_steps": sum(epoch["num_steps"] for epoch in epochs)}
-    for key, number in found.items():
+    totals = {"epochs": len(epochs), "num_steps": sum(epoch["num_steps"] for epoch in epochs)}
+    for key, number in totals.items():
         if (wanted := ends[-1].get(key)) != number:
             raise Damaged(
                 f"{metrics}: the epoch records add up to {key}={number}, but the end record says "

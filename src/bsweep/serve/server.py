@@ -56,8 +56,8 @@ def serve(
             )
         )  # fmt: skip
         hosts = _own_addresses(own.version) if own.is_unspecified else [host]
-        shown = [f"[{one}]" if ":" in one else one for one in hosts]
-        announce([f"http://{one}:{port}/{token}/" for one in shown], is_open)
+        hosts = [f"[{host}]" if ":" in host else host for host in hosts]
+        announce([f"http://{host}:{port}/{token}/" for host in hosts], is_open)
         server.run(sockets=[listening])
 
 
@@ -69,13 +69,13 @@ def _own_names() -> set[str]:
 def _own_addresses(version: int) -> list[str]:
     """Return the addresses by which this machine is reached, those that others reach first."""
     family = socket.AF_INET if version == 4 else socket.AF_INET6
-    found = [
-        ipaddress.ip_address(one.address)
-        for of in psutil.net_if_addrs().values()
-        for one in of
-        if one.family == family and "%" not in one.address  # a link's own address
+    addresses = [
+        ipaddress.ip_address(address.address)
+        for interface in psutil.net_if_addrs().values()
+        for address in interface
+        if address.family == family and "%" not in address.address  # a link's own address
     ]
-    return [str(one) for one in sorted(found, key=lambda one: one.is_loopback)]
+    return [str(address) for address in sorted(addresses, key=lambda a: a.is_loopback)]
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -72,7 +72,7 @@ class Row:
 
 def estimated(
     study_dir: Path,
-    found: Mapping[str, State],
+    known: Mapping[str, State],
     grid: Iterable[Planned] = (),
     tried: Sequence[Timed] = (),
 ) -> tuple[dict[str, Planned], Estimate]:
@@ -81,15 +81,15 @@ def estimated(
 
     Args:
         study_dir: The study's folder.
-        found: The states of its runs, by run id.
+        known: The states of its runs, by run id.
         grid: The points of the grid.
         tried: Timed points that the estimate uses in addition to the study's runs.
     """
     kept = commands.read_commands(study_dir)
     points = {point.run_id: point for command in kept for point in command.points}
     points |= {point.run_id: point for point in grid}
-    points = {one.run_id: one for one in with_examples(points.values(), found, tried)}
-    return points, Estimate(timed(points.values(), found), tried)
+    points = {point.run_id: point for point in with_examples(points.values(), known, tried)}
+    return points, Estimate(timed(points.values(), known), tried)
 
 
 def row_of(
@@ -111,10 +111,10 @@ def of_grid(
         points: The points, each once.
         tried: Timed points that the estimate uses in addition to the study's runs.
     """
-    found = states.read_states(study_dir)
-    known, estimate = estimated(study_dir, found, points, tried)
+    known = states.read_states(study_dir)
+    planned, estimate = estimated(study_dir, known, points, tried)
     run_ids = [point.run_id for point in points]
-    rows = [row_of(study_dir, one, found.get(one), known[one], estimate) for one in run_ids]
+    rows = [row_of(study_dir, name, known.get(name), planned[name], estimate) for name in run_ids]
     return rows, estimate.source
 
 

@@ -103,7 +103,7 @@ class Progress:
         for record in earlier:
             self._keep(record)
         self._share_before = self._share_done()
-        if resumed := [one["message"] for one in earlier if one.get("event") == "resumed"]:
+        if resumed := [record["message"] for record in earlier if record.get("event") == "resumed"]:
             self.note(resumed[-1])
         if self._has_live_line:
             self._update_live_line()

@@ -69,8 +69,8 @@ def read_states(study_dir: Path) -> dict[str, State]:
     """Return the states of all runs of a study, by run id."""
     if not study_dir.is_dir():
         return {}
-    entries = [one for one in os.scandir(study_dir) if one.name[0] != "." and one.is_dir()]
-    names = sorted(entry.name for entry in entries)
+    entries = [entry for entry in os.scandir(study_dir) if entry.name[0] != "."]
+    names = sorted(entry.name for entry in entries if entry.is_dir())
     states = {name: state_of_run(study_dir / name) for name in names}
     return {name: state for name, state in states.items() if state is not NEW}
 

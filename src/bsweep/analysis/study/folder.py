@@ -115,8 +115,8 @@ def _read_csv(path: Path, table: Sequence[columns.Column]) -> pd.DataFrame:
 
 def _from_csv(folder: Path) -> Study:
     paths = {name: folder / f"{name}.csv" for name in columns.TABLES}
-    found = [name for name, path in paths.items() if path.is_file()]
-    tables = {name: _read_csv(paths[name], columns.TABLES[name]) for name in found}
+    present = [name for name, path in paths.items() if path.is_file()]
+    tables = {name: _read_csv(paths[name], columns.TABLES[name]) for name in present}
     for name in ("runs", "epochs"):
         promised = columns.names(columns.TABLES[name], "promised")
         if missing := ", ".join(column for column in promised if column not in tables[name]):
