@@ -1,4 +1,4 @@
-"""Every YAML composes, and what a configuration says of its point."""
+"""Every option composes, and what a configuration says of its point."""
 
 from __future__ import annotations
 

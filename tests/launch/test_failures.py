@@ -280,7 +280,7 @@ def test_what_lost_its_launcher_while_it_imported_ends_at_once(
     signals.end_with_launcher()
     monkeypatch.setenv(signals.LAUNCHER, "1")
     with pytest.raises(SystemExit, match="has ended"):
-        worker.enter(lambda config, paths, place: pytest.fail())
+        worker.enter(lambda config, paths, place: pytest.fail("it took part"))
 
 
 def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) -> None:

@@ -89,6 +89,10 @@ class _Probe:
     num_parameters: Count | None = None
     sent_bytes: Amount = 0.0
 
+    def __post_init__(self) -> None:
+        if not self.problem and not self.step_seconds:
+            raise ValueError("step_seconds must be more than 0 if problem is empty")
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:

@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
         if typed.only_show:
             return hydra_grid.answer_flags("bsweep run", typed)
         sweep = Sweep(_points(typed), arguments)
-        return _end(sweep, sweep.run(), _REPORT in arguments)
+        return _train(sweep, _REPORT in arguments)
 
     return led(lead)
 
@@ -95,7 +95,7 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
                 if config.study_dir.resolve() == study_dir and config.run_id in recorded
             ]
             sweep = Sweep(points, None, missing, repeats)
-            code = max(code, _end(sweep, sweep.run(), _REPORT in command.arguments))
+            code = max(code, _train(sweep, _REPORT in command.arguments))
             missing -= {config.run_id for config in points}
         except (ValueError, OSError) as error:
             logger.error(f"bsweep: {error}")
@@ -115,10 +115,16 @@ def _points(typed: words.Words) -> list[RunConfig]:
     return hydra_grid.composed(typed)
 
 
-def _end(sweep: Sweep, statuses: Sequence[str], wants_report: bool) -> int:
-    """Print the workers' idle times if a study of a sweep compares allocations, write reports if
-    the user wants them, and return the exit code, given the statuses of the points.
+def _train(sweep: Sweep, wants_report: bool) -> int:
+    """Train the points of a sweep, and return the exit code. Print the workers' idle times if a
+    study compares allocations, and write reports if the user wants them.
     """
+    try:
+        statuses = sweep.run()
+    except ConfigError:
+        raise
+    except ValueError as error:  # not to be taken for what the user can mend
+        raise RuntimeError("a sweep failed") from error
     code = 0 if all(status == "completed" for status in statuses) else 1
     for study_dir, configs in sorted(sweep.studies.items()):
         if len({config.allocation.name for config in configs}) > 1:

@@ -18,6 +18,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from bsweep.config.card import Card, Schema
+from bsweep.config.groups import OptimizerConfig
 from bsweep.config.run import GROUPS, RunConfig, cards_by_name
 
 CONFIG = "config"
@@ -73,8 +74,10 @@ class CardSource(ConfigSource):
 def _values_of_run() -> dict[str, Any]:
     """Return the default of every key that is in no group, and the default option of each group."""
     options = {key.name: key.default.name for key in fields(RunConfig) if key.name in GROUPS}
-    # Hydra lets an option bring along options of groups before its own: strategies bring launchers.
-    groups = sorted(options, key=lambda group: group != "launch")
+    # Hydra lets an option bring along options of groups before its own: strategies bring launchers,
+    # and a file of the user's may bring more.
+    first = ("data", "model", "optimizer", "launch")
+    groups = [*first, *(group for group in options if group not in first)]
     return {
         "defaults": [
             "_self_",
@@ -84,6 +87,8 @@ def _values_of_run() -> dict[str, Any]:
             {"override hydra/sweeper": "bsweep"},
         ],
         **_defaults(RunConfig, GROUPS),
+        # For a file of the user's, which need not name the keys that all optimizers have.
+        "optimizer": _defaults(OptimizerConfig, ("lr", "weight_decay")),
         "num_workers": f"${{oc.decode:${{oc.env:HOROVOD_SIZE,{RunConfig.num_workers}}}}}",
     }
 

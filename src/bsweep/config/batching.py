@@ -154,9 +154,9 @@ class ScheduleConfig(ChangingConfig):
     """The global batch times a factor every k epochs (AdaBatch, arXiv 1712.02029)."""
 
     name: Literal["schedule"]
-    factor: Positive = 2
+    factor: Positive = 2.0
     """below 1, the batch shrinks"""
-    every_epochs: Positive = 1
+    every_epochs: Positive = 1.0
     """epochs between two changes of the batch"""
     rate: Literal["by_rule", "seesaw"] = "by_rule"
     """by_rule (as in optimizer.lr_rule: linear follows the batch, fixed does not) | seesaw (divided

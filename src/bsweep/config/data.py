@@ -220,9 +220,11 @@ class OwnDataConfig(UserCode, ImageConfig):
     start it
     """
     crop_padding: Natural | None = 0
-    """crops and flips are for uint8 images (C, H, W) or Pillow images; float tensors are used"""
+    """random crop of uint8 images (C, H, W) or Pillow images, padded by this many black pixels;
+    float tensors are used as they are, without augmentation or standardisation
+    """
     flip: bool = False
-    """their own size, without augmentation or standardisation"""
+    """random horizontal flip, of such images only"""
 
     builds: ClassVar[str] = "bsweep.data.own"
     needs: ClassVar[tuple[str, ...]] = ("safetensors",)

@@ -195,7 +195,7 @@ class OptimizerConfig(Card):
     """the batch at which linear and sqrt give lr itself: the global batch, or the batch of a worker
     that steps alone
     """
-    warmup_epochs: NonNegative = 0
+    warmup_epochs: NonNegative = 0.0
     """linear, from near zero"""
     schedule: Literal["constant", "cosine", "multistep", "one_cycle"] = "constant"
     """constant | cosine | multistep | one_cycle"""

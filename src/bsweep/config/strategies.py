@@ -63,7 +63,7 @@ class HorovodConfig(StrategyConfig):
     """average | adasum (needs a Horovod built with MPI)"""
     buckets: Count = 1
     """parts of the vector; with more than one, parts travel during the backward pass"""
-    fusion_threshold_mb: Annotated[NonNegative, Field(le=2**20)] = 128
+    fusion_threshold_mb: Annotated[NonNegative, Field(le=2**20)] = 128.0
     """MiB of tensors that Horovod sends as one; Horovod's default"""
     cycle_time_ms: Annotated[Positive, Field(le=1e6)] = 1.0
     """milliseconds between two exchanges of Horovod; 1.0 is Horovod's default, in whose place GPUs
@@ -152,7 +152,7 @@ class DDPConfig(StrategyConfig):
     """none | fp16 | bf16 | powersgd: DDP's own communication hooks"""
     powersgd_rank: Count = 1
     """rank of hook=powersgd"""
-    bucket_mb: Annotated[Megabytes, Field(le=2**20)] = 25
+    bucket_mb: Annotated[Megabytes, Field(le=2**20)] = 25.0
     """MiB of gradients that travel together"""
 
     in_probe: ClassVar[AllReduceConfig] = NATIVE

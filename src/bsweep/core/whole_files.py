@@ -56,7 +56,7 @@ def write_whole(path: Path, content: bytes) -> None:
 @contextmanager
 def space_for(path: Path) -> Iterator[None]:
     """Replace the error that a full disk causes inside the `with` block by an OSError that names
-    `path`, to which is written there, and says what to do.
+    `path`, the file that the block writes, and says what to do.
     """
     try:
         yield

@@ -88,7 +88,7 @@ def load(config: DataConfig, device: torch.device) -> Dataset:
     `config.subset` of the others are kept, if these keys are set.
 
     Raises:
-        ValueError: As in `prepare`.
+        ValueError: If the data set cannot be read, as in `prepare`.
     """
     from bsweep.data.dataset import balanced_subset, placed, with_validation  # imports torch
 

@@ -14,16 +14,15 @@ from bsweep.core.words import first_of
 from bsweep.data.dataset import Dataset, channel_statistics
 from bsweep.data.pictures import (
     Unfit,
-    has_16_bits,
     note_on_levels,
     num_bits,
     pixels,
     with_progress,
 )
 
-Deep = list[tuple[Tensor, Any]]
-"""Pillow's images of 16 bits, each with the row of the inputs that it becomes when the levels of
-all are known.
+Deep = list[tuple[Tensor, Any, int, int]]
+"""The images of 16 bits, which are read again when the levels of all are known: the row of the
+inputs that the image becomes, its split, its number in it, and the bits that its levels need.
 """
 
 
@@ -48,9 +47,9 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
     """
     deep: Deep = []
     pairs = _split("training", train, side, deep), _split("test", test, side, deep)
-    most_bits = max((num_bits(image) for _, image in deep), default=0)
-    for row, image in deep:
-        row.copy_(_tensor(image, side, most_bits))
+    most_bits = max((bits for *_, bits in deep), default=16)
+    for row, split, number, _ in deep:
+        row.copy_(_tensor(split[number][0], side, most_bits))
     for nouns, tensor, test_tensor in zip(("inputs", "labels"), *pairs, strict=True):
         if not _are_alike(tensor[0], test_tensor[0]):
             raise Unfit(
@@ -63,7 +62,7 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
     notes = (
         *([note_on_levels(most_bits)] if deep else ()),
         *_notes_on_classes(labels, num_classes, names),
-        *_notes_on_randomness(train, side),
+        *_notes_on_randomness(train, side, most_bits),
     )
     is_images = inputs.dtype == torch.uint8 and inputs.dim() == 4
     mean, std = channel_statistics(inputs) if is_images else (None, None)
@@ -100,11 +99,11 @@ def _notes_on_classes(labels: Tensor, num_classes: int, names: tuple[str, ...]) 
         )
 
 
-def _notes_on_randomness(split: Any, side: int | None) -> Iterator[str]:
+def _notes_on_randomness(split: Any, side: int | None, num_bits: int) -> Iterator[str]:
     """Yield a note if the first example of a split differs from time to time."""
     if isinstance(split, tuple | list):
         return
-    first, again = (torch.nan_to_num(_tensor(split[0][0], side)) for _ in range(2))
+    first, again = (torch.nan_to_num(_tensor(split[0][0], side, num_bits)) for _ in range(2))
     if not torch.equal(first, again):
         yield (
             "the first training example differs when it is read again, but bsweep reads each "
@@ -201,8 +200,8 @@ def _stacked(split_name: str, split: Any, side: int | None, deep: Deep) -> tuple
                     f"{_kind(rows[0])}: give every {noun} the same dtype and shape."
                 )
             rows[number] = tensor
-        if has_16_bits(example[0]):
-            deep.append((inputs[number], example[0]))
+        if bits := num_bits(example[0]):
+            deep.append((inputs[number], split, number, bits))
     return inputs, labels
 
 

@@ -147,7 +147,7 @@ class _Rounds:
 
     def __init__(self, job: Job) -> None:
         num_train = len(job.dataset.train_labels)
-        optimizer = replace(job.config.optimizer, lr=0.0)
+        optimizer = replace(job.config.optimizer, lr=0.0)  # of which only the steps read the rate
         self._job = replace(job, config=replace(job.config, optimizer=optimizer))
         self._size = min(num_train, plan.round_size(job.policy.shares(0.0)))
         order = plan.epoch_order(num_train, seed=job.config.seed, epoch=1)

@@ -82,7 +82,7 @@ def _refused(config: LibraryConfig, shape: tuple[int, ...]) -> Iterator[None]:
             f"model.architecture={config.architecture} with model.options={dict(config.options)} "
             f"for images of shape {list(shape)}: {error}. Give other options, such as "
             f"model.options.img_size={shape[-1]} where it takes one, or choose another "
-            "architecture, or larger images by data.side."
+            "architecture or larger images."
         ) from error
 
 

@@ -47,7 +47,7 @@ class GradientNoise:
 
     squared_norm: float  # |G|^2, of the true gradient
     trace: float  # tr(Sigma), of one example's gradient
-    num_samples: int  # the number of steps measured since the run began
+    num_samples: int  # the number of steps measured
     squared_norm_error: float = (
         0.0  # standard deviation of `squared_norm` by the records' scatter; inf if too few
     )

@@ -108,7 +108,7 @@ def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object
     if vector.by_tensor:
         return _layer_groups(config, vector)
     size = vector.parameters.numel()
-    border = sum(tensor.num_elements for tensor in vector.slices if tensor.is_matrix)
+    border = sum(piece.num_elements for piece in vector.slices if piece.is_matrix)
     if config.decay_norm_and_bias or not config.weight_decay:
         parts = [(0, size, config.weight_decay)]
     else:

@@ -142,7 +142,7 @@ class DiLoCo(Rounds):
             "round": self._round,
             "train_seconds": self._train_seconds,
             "last_end": self._last_end,
-            "of_epoch": (self._wait_seconds, self._exchange_seconds, self._codec_seconds),
+            "epoch_seconds": (self._wait_seconds, self._exchange_seconds, self._codec_seconds),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -151,7 +151,7 @@ class DiLoCo(Rounds):
         self._outer_optimizer.load_state_dict(state["outer_optimizer"])
         self._round, self._train_seconds = state["round"], state["train_seconds"]
         self._last_end = state["last_end"]
-        self._wait_seconds, self._exchange_seconds, self._codec_seconds = state["of_epoch"]
+        self._wait_seconds, self._exchange_seconds, self._codec_seconds = state["epoch_seconds"]
         self._look_at_the_clock()  # the run may have stopped after its last round
 
     def own_state(self) -> dict[str, Any]:

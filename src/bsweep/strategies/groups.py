@@ -87,9 +87,10 @@ def ring(vector: Tensor, wire: Wire) -> None:
     """
     p, rank = wire.num_workers, wire.rank
     parts, right, left = vector.tensor_split(p), (rank + 1) % p, (rank - 1) % p
+    inbox = torch.empty_like(parts[0])  # the largest part
     for step in range(p - 1):
         mine, theirs = parts[(rank - step) % p], parts[(rank - step - 1) % p]
-        received = torch.empty_like(theirs)
+        received = inbox[: len(theirs)]
         wire.exchange(mine, right, received, left)
         theirs.add_(received)
     for step in range(p - 1):
@@ -109,6 +110,7 @@ def tree(vector: Tensor, wire: Wire) -> None:
             received = torch.empty_like(vector)
             wire.receive(received, rank + distance)
             vector.add_(received)
+            del received  # before the next one takes as much memory
     for distance in reversed(distances):
         if rank % (2 * distance) == distance:
             wire.receive(vector, rank - distance)

@@ -100,8 +100,9 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
             ready = wait([child.connection for child in running], _POLL_SECONDS)
             for child in [child for child in running if child.connection in ready]:
                 running.remove(child)
-                ended.append(child)
                 statuses[child.index] = child.status()
+                child.connection.close()
+                ended = [*(other for other in ended if other.process.is_alive()), child]
                 if statuses[child.index] == "stopped" and not received:
                     received.append(signal.SIGTERM)  # somebody asked only this point to stop
     for child in ended:

@@ -14,6 +14,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
 
 _MOST_PARAMS = 100  # in one request
 _MOST_LETTERS = 6000  # in one parameter
@@ -99,10 +100,17 @@ def _client(stored_in: str) -> MlflowClient:
 def _experiment(client: MlflowClient, stored_in: str, study: str) -> str:
     if known := client.get_experiment_by_name(study):
         return str(known.experiment_id)
-    artifacts = None  # a server knows where
-    if ":" not in stored_in:
-        artifacts = (Path(stored_in).absolute().parent / "mlflow-artifacts").as_uri()
-    return str(client.create_experiment(study, artifact_location=artifacts))
+    artifacts = (
+        None
+        if ":" in stored_in
+        else (Path(stored_in).absolute().parent / "mlflow-artifacts").as_uri()
+    )
+    try:
+        return str(client.create_experiment(study, artifact_location=artifacts))
+    except MlflowException:  # Another process may have made the experiment in the meantime.
+        if made := client.get_experiment_by_name(study):
+            return str(made.experiment_id)
+        raise
 
 
 def _runs(client: MlflowClient, experiment: str, run_id: str) -> list[Run]:

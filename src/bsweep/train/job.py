@@ -53,7 +53,7 @@ class Job:
     strategy: Strategy
     policy: Policy
     log: RunLog
-    alive: SignOfLife
+    sign_of_life: SignOfLife
     on_step: Callable[[], None]  # called at each sign of life
     facts: dict[str, Any]  # fields of the start record that are known since the set-up
     # Each of these is None where the run does not ask for it.
@@ -69,7 +69,7 @@ class Job:
 
     def heartbeat(self) -> None:
         """Show that this worker is alive."""
-        self.alive.show()
+        self.sign_of_life.show()
         self.on_step()
 
     def record(self, *records: Record) -> None:

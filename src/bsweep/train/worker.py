@@ -179,7 +179,9 @@ def set_up(
         {**peers_check.equipment(device, run_precision), **peers_check.data_facts(dataset)}
     )
     peers_check.refuse_unequal(workers)
-    model, inputs, parts = _model_and_inputs(config, run_precision, strategy, dataset, device)
+    model, model_objective, inputs, parts = _model_and_inputs(
+        config, run_precision, strategy, dataset, device
+    )
     vector, optimizer = _vector_and_optimizer(config, run_precision, strategy, model)
     noise = noise_meter.build(config, vector, optimizer, strategy)
     slowdown = config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0
@@ -192,13 +194,13 @@ def set_up(
         inputs=inputs,
         model=model,
         training_model=strategy.wrap(model) if isinstance(strategy, InBackward) else model,
-        objective=objective.of(model, dataset.train_labels),
+        objective=model_objective,
         vector=vector,
         optimizer=optimizer,
         strategy=strategy,
         policy=batching.build(config),
         log=RunLog(paths.metrics),
-        alive=SignOfLife(paths.alive(place.rank)),
+        sign_of_life=SignOfLife(paths.alive(place.rank)),
         on_step=on_step,
         facts={**parts, **peers_check.on_record(workers)},
         noise=noise,
@@ -213,23 +215,25 @@ def _model_and_inputs(
     strategy: Strategy,
     dataset: Dataset,
     device: torch.device,
-) -> tuple[nn.Module, Inputs, dict[str, Any]]:
+) -> tuple[nn.Module, objective.Objective, Inputs, dict[str, Any]]:
     """Build the model, with values only where the strategy does not bring them
     (`Strategy.receives_model`), and let a strategy with stages cut it.
 
     Returns:
-        The model, the conversion of its inputs, and what the start record says of its parts.
+        The model, its objective, the conversion of its inputs, and what the start record says of
+        its parts.
     """
     has_values = strategy.rank == 0 or not strategy.receives_model
     dtype = precision.stored(run_precision)
     model = models.initial(config, dataset, device if has_values else torch.device("meta"), dtype)
     layout = models.memory_format(config, model)
     inputs = Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first)
+    model_objective = objective.of(model, dataset.train_labels)
     parts = _parts(config.model, model)
     if isinstance(strategy, Staged):
         autocast = functools.partial(precision.autocast, run_precision, device)
         strategy.cut(model, inputs.sample, autocast)
-    return model, inputs, parts
+    return model, model_objective, inputs, parts
 
 
 def _parts(card: ModelConfig, model: nn.Module) -> dict[str, Any]:
