@@ -32,4 +32,4 @@ if [[ $(cat "$folder/tensorflow/versions" 2>/dev/null) != "${tensorflow[*]}" ]];
     echo "${tensorflow[*]}" >"$folder/tensorflow/versions"
 fi
 export BSWEEP_PROGRAMS_PYTHON=$folder/bin/python BSWEEP_TENSORFLOW_PYTHON=$folder/tensorflow/bin/python
-"$python" -m pytest -q -n0 --full tests/external/test_examples.py tests/external/test_scripts.py "$@"
+"$python" -m pytest -q -n0 --full tests/external/test_examples.py "$@"

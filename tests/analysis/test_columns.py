@@ -1,6 +1,4 @@
-"""What is said once of a column holds in every table: its name, its type, its heading, its
-digits.
-"""
+"""What is said once of a column holds in every table: its name and its type."""
 
 from __future__ import annotations
 

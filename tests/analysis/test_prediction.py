@@ -397,3 +397,14 @@ def test_an_exchange_across_nodes_has_costs_of_its_own() -> None:
         assert missed < 0.06
         assert missed < missed_alike
     assert np.median(apart.across_seconds) > 5 * np.median(apart.sync_seconds)
+
+
+def test_passes_that_were_timed_alone_tell_the_formula_and_not_their_cell() -> None:
+    steps = [Timing(Cell(batch, 1), 0.1 + 0.01 * batch) for batch in (8.0, 32.0)]
+    slow = Timing(Cell(128.0, 1), 2 * 1.38, "compute")
+    fitted = fit_step_time([*steps, slow], DRAWS)
+    assert fitted.cells == tuple(timing.cell for timing in steps)
+    assert fitted.effects.shape == (DRAWS, 2)
+    assert slow.cell in fitted.passed
+    widths = [np.std(fitted.log_seconds(cell)) for cell in (*fitted.cells, slow.cell)]
+    assert max(widths[:2]) < widths[2]

@@ -18,6 +18,7 @@ import pytest
 import bsweep
 from bsweep import allocation
 from bsweep.allocation import probes
+from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.analysis.simulation import passes, spread, strategies
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import choice_of
@@ -30,10 +31,11 @@ from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import Outcome
 from bsweep.cli import simulate as command
 from bsweep.cli.options import counts
+from bsweep.config.target import target_of
 from bsweep.runlog.probe_file import PROBE_SCHEMA
 from bsweep.runlog.records import Step
 from tests.support.running import compose
-from tests.support.synthetic_study import write_run, write_study
+from tests.support.synthetic_study import server, write_run, write_study
 
 BYTES = 8e7
 RATE, LATENCY = 1e9 / 8 * 0.95, 1e-4
@@ -655,3 +657,19 @@ def test_one_worker_is_as_fast_as_one_worker(study: Path) -> None:
         of = of.set_index("num_workers")
         rate = of["global_batch"] / of["step_seconds"]
         assert of["speed_up"][2] == pytest.approx(rate[2] / rate[1])
+
+
+def test_report_prediction_and_simulation_read_one_table_of_steps(tmp_path: Path) -> None:
+    """Older runs did not tell the exchange that computing hides."""
+    write_run(tmp_path / "s", local_batch=50, num_workers=4, settings=server("layer"))
+    study = bsweep.load(tmp_path / "s")
+    older = replace(study, epochs=study.epochs.assign(exposed_exchange_seconds=np.nan))
+    for known in (study, older):
+        (step,) = bsweep.analysis.step_times(known).to_dict("records")
+        seconds = {one.kind: one.seconds for one in observed(known, target_of(0.5)).timings()}
+        (run,) = of_study(known).measured.to_dict("records")
+        assert seconds["step"] == pytest.approx(step["total_seconds"])
+        assert seconds["step"] == pytest.approx(run["step_seconds"])
+        exposed = step["exposed_exchange_seconds"] + step["wait_seconds"]
+        assert seconds["exposed"] == pytest.approx(exposed)
+        assert run["step_seconds"] - run["compute_seconds"] == pytest.approx(exposed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -348,3 +348,18 @@ def test_real_runs_of_several_strategies_are_compared(tmp_path: Path) -> None:
     assert sum(number > 0 for number in sent.values()) == 2
     told = ran_ok("predict", "results/s", "--target-loss", "3.5", "--verbose", cwd=tmp_path)
     assert any(f"with {way}" in told.stdout.replace("\n", " ") for way in seen.ways)
+
+
+@pytest.mark.full
+def test_a_strategy_without_energy_is_left_out_of_the_least_energy(tmp_path: Path) -> None:
+    study = bsweep.load(pair_of(tmp_path, DDP, SHARDED))
+    last = study.evaluations.groupby("run_id").last().loc[study.runs["run_id"]]
+    seconds = last["train_seconds"].to_numpy(float)
+    joules = 50.0 * seconds * study.runs["num_workers"]
+    runs = study.runs.assign(
+        train_seconds=seconds, energy_joules=joules.where(study.runs["strategy"] == "ddp")
+    )
+    found = bsweep.predict(replace(study, runs=runs), TARGET, objective="joules")
+    assert found.cells["is_allowed"].equals(found.cells["way"] == "ddp")
+    assert found.recommended["way"] == "ddp"
+    assert "with a strategy of which no run recorded its energy" in " ".join(repr(found).split())

@@ -235,9 +235,6 @@ def test_a_gradient_that_diverged_does_not_pass_for_a_sound_one(name: str, value
     assert not exchange_alone(build(name, vector), gradients).isfinite().all()
 
 
-# Payloads
-
-
 # Top-k and DGC
 
 

@@ -17,7 +17,10 @@ from bsweep.config.strategies import HorovodConfig
 from tests.support.running import compose, options
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
-PRESETS = {"optimizer": ["adamw_diloco"]}
+
+
+def presets(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
 
 
 def every_option() -> list[tuple[str, str]]:
@@ -25,7 +28,7 @@ def every_option() -> list[tuple[str, str]]:
         (group, name)
         for group in GROUPS
         if group != "allocation"  # most of which want a strategy with local steps
-        for name in (*options(group), *PRESETS.get(group, ()))
+        for name in (*options(group), *presets(group))
     ]
 
 

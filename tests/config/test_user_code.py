@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import py_compile
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -362,3 +365,26 @@ def test_all_targets_are_checked_at_once(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         user_code.check(user_code.resolve(two("mymodel.py:biuld", "mymodel.py:LIMIT")))
     assert [problem.partition(".")[0] for problem in caught.value.problems] == ["model", "data"]
+
+
+def test_only_kept_code_runs_of_all_that_lies_beside_it(folder: Path) -> None:
+    """Neither a file for another import, nor a compiled file that claims to be of the kept one."""
+    card = resolved("mymodel.py:build")
+    worker(card, folder / "own")
+    (kept,) = (folder / "own").glob("*/mymodel.py")
+    for planted in (folder / "own/wave.py", kept.with_name("wave.py")):
+        planted.touch()
+        wave = importlib.util.find_spec("wave")
+        assert wave
+        assert not str(wave.origin).startswith(str(folder))
+    kept.with_name("wave.py").unlink()
+    other = folder / "other.py"
+    other.write_text("def build(num_classes, shape): return 'another'\n".ljust(len(FILE)))
+    os.utime(other, ns=(kept.stat().st_atime_ns, kept.stat().st_mtime_ns))
+    compiled = importlib.util.cache_from_source(str(kept))
+    py_compile.compile(str(other), compiled, dfile=str(kept), doraise=True)
+    with pytest.raises(ConfigError, match="was changed"):
+        worker(card, folder / "own", kept=True)
+    worker(resolved("mymodel.py:build"), folder / "own")
+    assert user_code.call(card, 1, ()) == (1, (), 8, 1)
+    worker(card, folder / "own", kept=True)

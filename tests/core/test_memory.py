@@ -1,4 +1,4 @@
-"""What the C library does with memory that a step frees, and what peaks are measured of."""
+"""Of what peaks of memory are measured."""
 
 from __future__ import annotations
 

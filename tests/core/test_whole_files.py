@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bsweep.core import tensor_files
-from bsweep.core.whole_files import replacing, write_whole
+from bsweep.core.whole_files import explained, replacing, write_whole
 
 
 def write_half(path: Path, *, is_only_writer: bool) -> None:
@@ -64,3 +65,16 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="No space left on device"):
         tensor_files.write_tensors({"a": 1}, path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("user", "said"), [(4242, "belongs to the user"), (None, "[Errno 13]")])
+def test_a_folder_of_another_user_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int | None, said: str
+) -> None:
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own if user is None else user)
+    error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "results/s"))
+    text = explained(error, tmp_path, "give another one")
+    assert said in text
+    assert str(tmp_path) in text
+    assert ("or give another one" in text) == (user is not None)

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -27,6 +28,8 @@ from bsweep.runlog.errors import WorkerLost, errors_reported, worker_lost
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.taken import FORM, Taken
 from bsweep.strategies import ddp
+from bsweep.study.progress import Progress
+from bsweep.study.run_point import run_point
 from bsweep.train import peers_check, worker
 from tests.study.test_run import TOO_BIG
 from tests.support.launching import Scripted
@@ -363,3 +366,22 @@ def test_other_gpus_of_one_precision_are_told_and_on_record() -> None:
     assert facts["gpu_software"] == "driver 580.1, NCCL 2.28.9; driver 575.2, NCCL 2.28.9"
     kept = {"precision": "bf16", "nccl": "2.28.9", "tf32": ["convolutions"]}
     assert facts["workers"][1] == {**seen, **kept}
+
+
+def test_tries_are_further_and_further_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    monkeypatch.setattr("bsweep.study.run_point.time", clock)
+    config = compose(*TINY, "local_batch=8", "launch.retries=9", f"results_dir={tmp_path}")
+
+    def start(*_: object) -> Outcome:
+        return (
+            Outcome("diverged")
+            if len(pauses) == 9
+            else Outcome("failed", "a host was lost", can_be_retried=True)
+        )
+
+    assert run_point(config, [], Progress(1), start) == "diverged"
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]

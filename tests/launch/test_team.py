@@ -4,8 +4,11 @@ another.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,3 +186,28 @@ def test_a_team_is_kept_unless_a_process_should_train_no_other_point(
     assert (team.commands[0].poll() is None) == (report == team_files.FIT) == folder.exists()
     teams.end()
     assert not folder.exists()
+
+
+def test_who_hears_of_no_launcher_any_more_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As processes on other hosts would, whose launcher was killed while they waited."""
+    paths, now = TeamPaths(tmp_path), [0]
+    paths.points.write_text("first\n")
+    paths.lifeline.touch()
+
+    def sleep(_: float) -> None:
+        now[0] += 30
+        if now[0] <= 300:
+            os.utime(paths.lifeline, (now[0], now[0]))
+        if now[0] == 300:
+            paths.points.write_text("first\nsecond\nhalf a line")
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(team_files, "time", clock)
+    lines = team_files._lines(paths)
+    assert list(islice(lines, 2)) == [b"first", b"second"]
+    assert now == [300], "it waits as long as its launcher lives"
+    with pytest.raises(SystemExit, match="has shown no sign of life"):
+        next(lines)
+    assert now == [390]

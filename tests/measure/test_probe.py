@@ -1,4 +1,4 @@
-"""Real probes of real workers, and allocations that follow from what they found."""
+"""Real probes of real workers."""
 
 from __future__ import annotations
 

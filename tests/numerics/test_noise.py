@@ -99,6 +99,12 @@ def test_an_average_forgets_and_says_where_it_knows_too_little() -> None:
             "strategy=pipeline model=tiny_cnn",
             "in the gradients of replicas. Use strategy.replicas=2, or leave measure.noise_scale",
         ),
+        ("strategy.op=adasum", "does not sum gradients. Use strategy.op=average"),
+        ("strategy=ddp strategy.hook=fp16", "strategy.hook=fp16 changes the gradient"),
+        (
+            "strategy=pipeline model=tiny_cnn strategy.replicas=2 strategy.reduce=bf16",
+            "strategy.reduce=bf16 rounds the gradient. Use strategy.reduce=fp32, or",
+        ),
         ("num_workers=1 local_batch=1 model=tiny_cnn", "batch of one example: .* batch of 2"),
     ],
 )

@@ -1,6 +1,4 @@
-"""Figures of models split over workers show the numbers of the records, under names that tell
-each way of splitting apart.
-"""
+"""Figures of models split over workers name each way of splitting."""
 
 from __future__ import annotations
 

@@ -29,13 +29,11 @@ class Html(HTMLParser):
         self.ids: set[str] = set()
         self.links: list[str] = []
         self.fetched: list[str] = []
-        self.num_tables = 0
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
         self.ids.update(values[name] for name in ("id", "name") if name in values)
-        self.num_tables += tag == "table"
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
         if address := values.get(FETCHED.get(tag, ""), ""):

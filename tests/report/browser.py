@@ -44,7 +44,6 @@ def opened(
     browser: Any,
     path: Path,
     fragment: str = "",
-    allowed: str = "\0",
     awaits: str = "body[data-drawn]",
     **options: Any,
 ) -> Iterator[Any]:
@@ -55,7 +54,6 @@ def opened(
         browser: The browser.
         path: The file.
         fragment: What follows `#` in the page's address.
-        allowed: Lines of the console with this text are expected.
         awaits: The selector of what the page has once it has drawn itself.
         options: Of the page, such as its color scheme.
     """
@@ -71,7 +69,7 @@ def opened(
     yield page
     page.close()
     own = ("request: data:", "request: blob:", f"request: {path.as_uri()}")
-    assert [line for line in said if not line.startswith(own) and allowed not in line] == []
+    assert [line for line in said if not line.startswith(own)] == []
 
 
 def drawn(page: Any) -> None:

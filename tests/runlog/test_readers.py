@@ -5,7 +5,9 @@ traceback.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +24,7 @@ from bsweep.analysis.prediction.probed_steps import probe_timings
 from bsweep.analysis.study.run_rows import rows_of
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
-from bsweep.runlog.checkpoint_files import checkpoints
+from bsweep.runlog.checkpoint_files import checkpoints, keep_until, soundest
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.runlog.records import BatchChanged, Continued, Step
@@ -234,3 +236,19 @@ def test_anything_as_complete_json_is_read_or_taken_for_none(
 
     whole = json.dumps(json.loads(path.read_bytes())).encode()
     assert fuzz("complete.json", read, num_mutations, damaged(whole)).keys() == {True, False}
+
+
+@pytest.mark.parametrize("name", [b"state", b"caf\xe9 1%.pt", "état=1.pt".encode()])
+def test_a_checkpoint_has_files_of_any_name(tmp_path: Path, name: bytes) -> None:
+    paths = RunPaths(tmp_path)
+    paths.program.mkdir()
+    paths.metrics.touch()
+    file = paths.program / os.fsdecode(name)
+    file.write_text("1")
+    sums = {f"../../program/{file.name}": hashlib.sha256(b"1").hexdigest()}
+    checkpoint = save_checkpoint(paths)
+    checkpoint.complete({**(checkpoint.facts() or {}), "sha256": sums})
+    assert soundest(paths) == (checkpoint, "")
+    keep_until(paths, checkpoint)
+    file.write_text("another")
+    assert checkpoint.damage(paths.metrics) == f"{checkpoint.folder / next(iter(sums))} is damaged"

@@ -613,3 +613,12 @@ def test_fp16_stays_close_to_what_it_rounds() -> None:
     assert not torch.equal(half["parameters"], whole["parameters"])
     torch.testing.assert_close(half["parameters"], whole["parameters"], rtol=0.05, atol=0.002)
     assert half["moved"] > 0.01
+
+
+def test_fp16_on_the_wire_stays_close_and_keeps_workers_equal() -> None:
+    more = ("compression=fp16", "precision=fp32", "global_batch=24")
+    first, second = trained(2, *more)
+    assert torch.equal(first["parameters"], second["parameters"])
+    expected = oracle(24)["parameters"]
+    assert not torch.equal(first["parameters"].double(), expected)
+    torch.testing.assert_close(first["parameters"].double(), expected, rtol=0.05, atol=0.01)

@@ -190,3 +190,18 @@ def test_what_cannot_work_is_refused(more: tuple[str, ...], expected: list[str])
     with pytest.raises(ConfigError) as caught:
         models.check_model(compose(*RUN, *more), 10, (3, 8, 8))
     assert [said for said in expected if said not in str(caught.value)] == [], caught.value
+
+
+@pytest.mark.full
+def test_an_optimizer_that_limits_the_whole_norm_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "class Limited(torch.optim.SGD):\n"
+        "    def __init__(self, parameters, lr):\n"
+        "        super().__init__(parameters, lr)\n"
+        "        self.defaults['max_grad_norm'] = 1.0\n"
+    )
+    words = ("optimizer=own", "optimizer.target=mine.py:Limited")
+    refused = bsweep("run", *RUN, *words, cwd=tmp_path, timeout=90)
+    assert refused.returncode == 1, refused.stderr
+    assert "Give the optimizer no max_grad_norm" in refused.stderr, refused.stderr

@@ -5,9 +5,13 @@ result, and names the worker. No worker has the whole model beside its part.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from bsweep.config.values import ConfigError
+from bsweep.strategies.splitting import Split
 from tests.strategies.test_equivalence import DIVIDED
 from tests.study.test_run import runs, summary
 from tests.support.running import TINY, bsweep, imported_first, struck, workers_left, write_text
@@ -95,3 +99,11 @@ def test_no_worker_has_memory_for_the_whole_model_and_its_part(
         grown, whole, part = map(int, (tmp_path / f"grown{rank}").read_text().split())
         assert whole > 400e6
         assert grown < whole + part, f"worker {rank}: {grown / 1e6:.0f} MB, {whole / 1e6:.0f} MB"
+
+
+def test_tensors_that_workers_do_not_receive_are_named() -> None:
+    layer: Any = torch.nn.Identity()
+    nobody: Any = None
+    layer.factors = [torch.ones(1, device="meta")]
+    with pytest.raises(ConfigError, match=r"Identity\.factors .* holds tensors in a list"):
+        Split.receive(nobody, [layer])

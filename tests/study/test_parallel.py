@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,9 @@ from bsweep.config.run import RunConfig
 from bsweep.config.target import target_of
 from bsweep.launch import environment, resources
 from bsweep.launch.resources import Amount, Resources
+from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_meta, read_records
-from bsweep.study import commands, parallel, states
+from bsweep.study import branching, commands, parallel, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import timed
 from tests.launch.test_team import numbers
@@ -37,6 +39,7 @@ from tests.support.running import (
     ran_ok,
     summaries,
 )
+from tests.support.saved import save_checkpoint
 from tests.support.synthetic_study import META, write_run
 
 POINT = (
@@ -279,3 +282,32 @@ def test_no_time_of_a_point_is_estimated_by_those_beside_others(tmp_path: Path) 
     assert [one.point.run_id for one in timed(points, states.read_states(tmp_path / "s"))] == [
         folders[0].name
     ]
+
+
+@pytest.mark.parametrize("meta", [META, BESIDE])
+def test_a_run_that_goes_on_from_one_beside_others_says_so(
+    tmp_path: Path, meta: dict[str, Any]
+) -> None:
+    source = RunPaths(write_run(tmp_path / "s", local_batch=8, meta=meta))
+    save_checkpoint(source)
+    branch = RunPaths(tmp_path / "branch")
+    branch.folder.mkdir()
+    config = compose("local_batch=16", f"resume_from={source.folder}")
+    assert branching.begin(config, branch) == (meta is BESIDE)
+
+
+@pytest.mark.full
+def test_a_study_timed_beside_others_alone_says_what_is_accurate(tmp_path: Path) -> None:
+    for batch in (8, 64):
+        write_run(tmp_path / "s", local_batch=batch, meta=BESIDE)
+    study = package.load(tmp_path / "s")
+    lines = analysis.headlines(study)
+    assert lines[0].startswith("Most accurate: local batch 64 on 1 worker")
+    assert not any("Fastest" in one for one in lines)
+    with pytest.raises(
+        ValueError, match=r"other runs \(launch\.parallel\).*launch\.parallel=1.*beside=True"
+    ):
+        package.predict(tmp_path / "s", 0.75)
+    assert package.predict(
+        package.load(tmp_path / "s", beside=True), 0.75, workers=[1, 2]
+    ).seen.timings()

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from bsweep.config.launch import HorovodrunConfig
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place, num_cores
 from bsweep.launch import environment
+from bsweep.runlog.errors import errors_reported
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.train import worker
@@ -341,3 +343,53 @@ def test_a_worker_has_its_own_threads_and_numbers_and_says_where_it_trained(tmp_
     assert torch.initial_seed() == seed_of(1, 0, "dropout")
     keys = [*itertools.product(range(9), range(9), ("dropout", "qsgd"))]
     assert len({seed_of(*key) for key in keys}) == len(keys)
+
+
+DESTRUCTOR = """
+import os, signal, sys, time
+from bsweep.core import terminal
+
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script's shell has it for background jobs
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+sys.unraisablehook = terminal.interrupt_again
+try:
+    Interrupted()
+    time.sleep(30)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_that_comes_while_a_destructor_runs_is_not_lost() -> None:
+    command = [sys.executable, "-c", DESTRUCTOR]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert result.stdout == "interrupted\n"
+
+
+@pytest.mark.parametrize("closing_fails", [False, True])
+def test_the_innermost_reporter_says_when_an_error_happened(
+    tmp_path: Path, closing_fails: bool
+) -> None:
+    paths = RunPaths(tmp_path)
+    file = paths.rank_logs(0) / "error.json"
+    written = []
+
+    def fail_and_close() -> None:
+        try:
+            with errors_reported(paths, Place()):
+                raise RuntimeError("the first")
+        finally:
+            written.append(file.read_text())
+            time.sleep(0.001)  # closing takes a while
+            if closing_fails:
+                raise OSError("no connection to close")
+
+    with pytest.raises((RuntimeError, OSError)), errors_reported(paths, Place()):
+        fail_and_close()
+    assert "the first" in written[0]
+    assert file.read_text() == written[0]

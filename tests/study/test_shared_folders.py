@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from bsweep.compose import hydra_grid, words
-from bsweep.study import commands
-from tests.support.running import TINY, bsweep
+from bsweep.runlog.files import RunPaths
+from bsweep.study import branching, commands
+from tests.support.running import TINY, bsweep, compose
+from tests.support.saved import save_checkpoint
 
 MODEL = """\
 import os, torch
@@ -62,3 +64,16 @@ def test_resume_imports_nothing_of_a_command_for_other_points(study: Path) -> No
     assert not (study.parents[1] / "theirs ran").exists()
     assert {*(study.parents[1] / "ran").read_text().split()} == {"1"}, "no process looked in `.`"
     assert len(list(study.glob("*/summary.json"))) == 1
+
+
+def test_a_branch_has_the_modes_of_the_umask_not_of_its_source(tmp_path: Path) -> None:
+    source, branch = RunPaths(tmp_path / "source"), RunPaths(tmp_path / "branch")
+    saved = save_checkpoint(source)
+    (saved.folder / "shared.pt").touch(mode=0o600)
+    saved.folder.chmod(0o700)
+    source.metrics.touch()
+    branch.folder.mkdir()
+    branching.begin(compose("local_batch=2", f"resume_from={source.folder}"), branch)
+    (copied,) = branch.checkpoints.iterdir()
+    assert copied.stat().st_mode == branch.folder.stat().st_mode
+    assert (copied / "shared.pt").stat().st_mode == branch.metrics.stat().st_mode

@@ -415,8 +415,8 @@ def struck(
     return before(folder, module, function, code)
 
 
-def wait_for(condition: Callable[[], bool], timeout: float = 90) -> None:
-    ends = time.monotonic() + timeout
+def wait_for(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.05)

@@ -94,10 +94,8 @@ def begun(*arguments: str, cwd: Path) -> Iterator[Fork]:
         process.kill()
 
 
-def wait_until(
-    is_so: Callable[[], bool], process: Fork | subprocess.Popen[str], timeout: float = 240
-) -> None:
-    end = time.monotonic() + timeout
+def wait_until(is_so: Callable[[], bool], process: Fork | subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 240
     while not is_so():
         assert process.poll() is None
         assert time.monotonic() < end
@@ -439,3 +437,22 @@ def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:
     (paths,) = runs(tmp_path)
     (warning,) = (text for text in summary(paths)["warnings"] if "No space left" in text)
     assert str(paths.checkpoints.relative_to(tmp_path)) in warning
+
+
+def test_a_run_that_resumes_on_fewer_cores_says_so(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    if len(cores) == 1:
+        pytest.skip("a machine of one core has no fewer")
+    point = (*POINT, *EPOCHS, "num_workers=1", "strategy=allreduce", "study=s")
+    env = struck(tmp_path, (0,), "runlog.checkpoint_files", "Checkpoint.complete", 2)
+    assert bsweep("run", *point, cwd=tmp_path, env=env).returncode == 1
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        again = bsweep("run", *point, cwd=tmp_path)
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert again.returncode == 0, again.stderr
+    (paths,) = runs(tmp_path)
+    events = [r["event"] for r in read_records(paths.metrics)[0] if r["type"] == "event"]
+    assert events == ["resumed", "warning"]
+    assert f"{len(cores)} threads before, and resumes with 1, probably because" in again.stderr

@@ -458,3 +458,19 @@ def test_a_gpus_step_never_waits_and_the_first_is_no_outlier(
         torch.cuda.set_sync_debug_mode("default")
     seconds = clock.seconds()
     assert seconds[0] < 2 * statistics.median(seconds)
+
+
+@pytest.mark.parametrize(("policy", "stays"), [("schedule", False), ("goodput", True)])
+def test_graphs_go_when_a_policy_leaves_their_batch_for_good(
+    tmp_path: Path, may_capture: Callable[[Capture], None], policy: str, stays: bool
+) -> None:
+    may_capture(calls_again([]))
+    job = prepared(tmp_path, *SMALL, f"batching={policy}")
+    graph_capture.capture(job)
+    assert job.graphs
+    configured = job.policy.shares(0.0)
+    graph_capture.drop_left(job, configured)
+    assert job.graphs.replay_bytes == 1000
+    graph_capture.drop_left(job, job.policy.of_batches([16]))
+    assert bool(job.graphs) == stays
+    assert job.graphs.replay_bytes == 1000 * stays
