@@ -30,7 +30,6 @@ from benches import alone, exchange, start, together, watch
 from benches.common import ROOT
 from bsweep.core.whole_files import write_whole
 from bsweep.study.provenance import provenance
-from tests.support.running import compose
 
 BENCHES: Mapping[str, Callable[[alone.Grid], Any]] = {
     "alone": alone.steps_alone,
@@ -45,7 +44,7 @@ def main(options: argparse.Namespace) -> None:
     """Run the benches that were named."""
     grid = alone.Grid(options.models, options.batches, options.rounds)
     grid = alone.QUICK if options.quick else grid
-    hardware = provenance(compose("local_batch=64"))
+    hardware = provenance()
     is_whole = not options.names and grid == alone.Grid()
     file = options.json or (default_file(hardware) if is_whole else None)
     results: dict[str, Any] = {}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 
-from benches import alone, exchange, start, together, watch
+from benches import alone, start, together, watch
+from tests.support.running import ROOT
 
 pytestmark = pytest.mark.full
 
@@ -24,7 +29,6 @@ TINY_GRID = alone.Grid(
     [
         (alone.steps_alone, (TINY_GRID,)),
         (together.steps_together, (TINY_GRID,)),
-        (exchange.exchange, ("model=tiny_cnn", *SHAPE)),
         (start.start, (1, ("local_batch=8,16",))),
         (watch.watch, (4, 1.0)),
     ],
@@ -36,3 +40,12 @@ def test_each_bench_runs(
     rounds = pd.json_normalize(bench(*arguments)).iloc[0]
     assert all(map(len, rounds))
     assert max(map(max, rounds)) > 0
+
+
+def test_the_command_writes_the_seconds_of_every_round(tmp_path: Path) -> None:
+    file = tmp_path / "exchange.json"
+    command = [sys.executable, "-m", "benches", "exchange", "--json", str(file)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    results = json.loads(file.read_text())
+    assert results["cores"] > 0
+    assert all(len(seconds) == 15 for seconds in results["exchange"].values())

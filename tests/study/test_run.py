@@ -28,6 +28,7 @@ from bsweep.launch import environment
 from bsweep.runlog.errors import errors_reported
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
+from bsweep.study.provenance import provenance
 from bsweep.train import worker
 from tests.support.running import (
     ROOT,
@@ -393,3 +394,10 @@ def test_the_innermost_reporter_says_when_an_error_happened(
         fail_and_close()
     assert "the first" in written[0]
     assert file.read_text() == written[0]
+
+
+def test_runs_of_each_command_of_a_process_record_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bsweep resume` runs the commands of a study one after another."""
+    for seed in ("seed=1", "seed=2"):
+        monkeypatch.setattr(sys, "argv", ["bsweep run", seed])
+        assert provenance()["command"] == f"bsweep run {seed}"

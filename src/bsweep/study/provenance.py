@@ -15,15 +15,19 @@ from bsweep.core.ranks import horovodrun_size
 from bsweep.launch.machine_facts import machine
 
 
-@functools.cache  # asking git and the driver takes longer than a short point's first steps
 def provenance() -> dict[str, Any]:
     """Return facts about the origin of the runs of this process, such as the versions of their
     code, the machine of the sweep, and the command that started it.
 
     The facts help to explain why two runs differ that should have agreed.
     """
+    return {"command": _command(), **_machine_and_code()}
+
+
+@functools.cache  # asking git and the driver takes longer than a short point's first steps
+def _machine_and_code() -> dict[str, Any]:
+    """Return the facts that are the same for all commands that this process runs."""
     return {
-        "command": _command(),
         "host": platform.node(),
         "cpu": _cpu_model(),
         **machine(_PACKAGES),

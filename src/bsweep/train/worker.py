@@ -379,7 +379,7 @@ def enter(work: Work) -> NoReturn:
 
 def take_part(paths: RunPaths, work: Work) -> Place:
     """Run this process as a parameter server or a worker of a run, then return its rank in the run
-    and on its host. What the launcher wrote into the run's folder is not checked again.
+    and on its host. The sweep has looked for contradictions in the run's configuration.
     """
     config = read_config(paths.config)
     place = Place.from_environment(config.num_server_processes)
@@ -410,10 +410,5 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def main() -> NoReturn:
-    """Run `python -m bsweep.train.worker TEAM_FOLDER`."""
+if __name__ == "__main__":  # python -m bsweep.train.worker TEAM_FOLDER
     enter(train)
-
-
-if __name__ == "__main__":
-    main()
