@@ -267,9 +267,9 @@ def test_blocks_are_modules_that_compute_something() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("alexnet", "or larger images by data.side."),
+        ("alexnet", "or larger images."),
         ("googlenet", "not logits [2, 10]: give model.options.aux_logits=false."),
-        ("inception_v3 +model.options.aux_logits=false", "or larger images by data.side."),
+        ("inception_v3 +model.options.aux_logits=false", "or larger images."),
     ],
 )
 def test_what_a_librarys_model_needs_is_said(words: str, said: str) -> None:
