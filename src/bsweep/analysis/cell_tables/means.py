@@ -317,6 +317,8 @@ def run_steps(study: Study, unit: str = "step") -> pd.DataFrame:
         Those of `step_parts`. In the unit `step`, the total is over all steps until the last
             evaluation, also if the run ended within an epoch.
         `exchange_seconds`: The exchange, hidden by computing or not.
+        `exposed_seconds`: The exchange that computing did not hide, and the waiting. A waiting that
+            was not measured counts as none here, but makes `compute_seconds` NaN.
         `exchange_steps`: The messages that followed one another.
 
     Args:
@@ -361,13 +363,18 @@ def _amounts_of_epochs(study: Study, unit: str) -> pd.DataFrame:
 
 
 def _per_step(amounts: pd.DataFrame) -> pd.DataFrame:
-    """Return amounts for each step, with the rest of a step's time, which is computing."""
+    """Return amounts for each step, with what computing did not hide of them together, and with the
+    rest of a step's time, which is computing.
+    """
     times = amounts.drop(columns="num_steps").div(amounts["num_steps"], axis="index")
     times = times.rename(columns={"train_seconds": "total_seconds"})
-    spent = times["exposed_exchange_seconds"] + times["wait_seconds"]
-    spent += times["codec_seconds"].fillna(0)
-    # The parts come from different clocks, so the rest can be slightly negative.
-    return times.assign(compute_seconds=(times["total_seconds"] - spent).clip(lower=0))
+    exchange, waiting = times["exposed_exchange_seconds"], times["wait_seconds"]
+    spent = exchange + waiting + times["codec_seconds"].fillna(0)
+    return times.assign(
+        exposed_seconds=exchange + waiting.fillna(0),
+        # The parts come from different clocks, so the rest can be slightly negative.
+        compute_seconds=(times["total_seconds"] - spent).clip(lower=0),
+    )
 
 
 def ring_bytes(runs: pd.DataFrame) -> pd.Series[float]:

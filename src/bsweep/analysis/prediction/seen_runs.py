@@ -212,12 +212,9 @@ def _step_seconds(study: Study) -> pd.DataFrame:
     of the three is known, because an epoch may have steps of both runs.
     """
     steps, begun = run_steps(study), study.runs[continues(study.runs)].set_index("run_id")
-    exposed = steps["exposed_exchange_seconds"] + steps["wait_seconds"].fillna(0)
-    seconds = pd.DataFrame({
-        "step_seconds": steps["total_seconds"],
-        "exposed_seconds": exposed,
-        "waiting_seconds": steps["wait_seconds"],
-    })  # fmt: skip
+    seconds = steps[["total_seconds", "exposed_seconds", "wait_seconds"]].rename(
+        columns={"total_seconds": "step_seconds", "wait_seconds": "waiting_seconds"}
+    )
     if len(begun):
         last = study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last()
         before = begun[["branch_seconds", "branch_steps"]].set_axis(last.columns, axis="columns")

@@ -250,8 +250,8 @@ def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     """
     table = runs.join(run_steps(study).add_suffix("_of_step"), on="run_id")
     is_alone = table["num_workers"] == 1
-    exchange = table["exposed_exchange_seconds_of_step"] + table["wait_seconds_of_step"].fillna(0)
-    spent = exchange.where(~is_alone, 0.0) + table["codec_seconds_of_step"].fillna(0)
+    exposed = table["exposed_seconds_of_step"].where(~is_alone, 0.0)
+    spent = exposed + table["codec_seconds_of_step"].fillna(0)
     is_plain = np.array(
         [not can.splits_model and can.exchanges_in_passes is False for can in capabilities_of(runs)]
     )
