@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
-from bsweep.advise.search import AXES, RATE, Search, named
+from bsweep.advise.search import AXES, RATE, Search
 from bsweep.analysis.conclusions.next_run import Next
 from bsweep.analysis.conclusions.predicting import on_networks
-from bsweep.analysis.conclusions.prediction_texts import Prediction
+from bsweep.analysis.conclusions.prediction_texts import Prediction, cell_name
 from bsweep.analysis.conclusions.simulated import check_networks, check_points, larger_grid
 from bsweep.analysis.prediction.forecast import Key
 from bsweep.analysis.prediction.missing_runs import missing
@@ -329,8 +329,8 @@ def _next_run(search: Search, end: Next, is_recommended: bool) -> str:
         # Rounded down, so that a gain below the limit of `next_run` does not read as the limit.
         gain = math.floor(1000 * end.gain) / 10
         return (
-            f"The next run would be {named(cell)}: it would take about {duration(seconds)}, and is "
-            f"expected to save {gain:.1f} % of the {search.least}."
+            f"The next run would be {cell_name(cell)}: it would take about {duration(seconds)}, "
+            f"and is expected to save {gain:.1f} % of the {search.least}."
         )
     again = (
         f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s "
@@ -338,9 +338,9 @@ def _next_run(search: Search, end: Next, is_recommended: bool) -> str:
     )
     if not is_recommended:
         most = " at most" * math.isnan(end.gain)
-        return f"{duration(seconds)}{most} more would pay for a run of {named(cell)}: {again}"
+        return f"{duration(seconds)}{most} more would pay for a run of {cell_name(cell)}: {again}"
     return (
-        f"A larger budget would pay for a run of {named(cell)}, which takes about "
+        f"A larger budget would pay for a run of {cell_name(cell)}, which takes about "
         f"{duration(seconds)} and is expected to save {100 * end.gain:.1f} % of the "
         f"{search.least}: {again}"
     )

@@ -37,9 +37,9 @@ from bsweep.analysis.conclusions.next_run import (
     with_rates,
 )
 from bsweep.analysis.conclusions.predicting import predict_from
-from bsweep.analysis.conclusions.prediction_texts import Prediction, cell_name
+from bsweep.analysis.conclusions.prediction_texts import Prediction, cell_name, row_name
 from bsweep.analysis.prediction.fitting import fit
-from bsweep.analysis.prediction.forecast import Key, batch_on_workers, keys_of
+from bsweep.analysis.prediction.forecast import Key, keys_of
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
@@ -277,7 +277,7 @@ class Search:
                 f"smallest and largest batches: the search has spent {duration(spent)} so far. "
                 f"Give --budget {math.ceil(10 * spent)}s or more."
             )
-        say(f"timing a few steps of {named(cell)}")
+        say(f"timing a few steps of {cell_name(cell)}")
         began = time.monotonic()
         timings = side_runs.try_out(self.cells[cell][0], logger.info)  # or why there are none
         took = time.monotonic() - began
@@ -290,13 +290,13 @@ class Search:
         elif timings.status == "out_of_memory":
             self._does_not_fit(cell, took, f"{timings.status}: {timings.message}")
         else:
-            raise ValueError(f"{named(cell)}: {timings.status}: {timings.message}")
+            raise ValueError(f"{cell_name(cell)}: {timings.status}: {timings.message}")
         self._keep()
 
     def _does_not_fit(self, cell: Key, seconds: float, problem: str) -> None:
         say(
-            f"{named(cell)}: {problem.splitlines()[0]}; this cell and cells with as many workers "
-            "and equal or larger passes are left out"
+            f"{cell_name(cell)}: {problem.splitlines()[0]}; this cell and cells with as many "
+            "workers and equal or larger passes are left out"
         )
         self.probes[cell] = _Probe(self.kinds[cell[3]], cell[:3], 0.0, seconds, problem)
         self._leave_out_what_does_not_fit(cell)
@@ -487,7 +487,7 @@ class Search:
             seconds = min(seconds, _OVERTIME * float(most) + others)
         goes_on = f" (it resumes after step {done:.0f})" if done else ""
         rate_text = f", {RATE}={rate:g}" if len(self.rates) > 1 else ""
-        run = f"{named(cell)}{rate_text}, seed {config.seed}{goes_on}"
+        run = f"{cell_name(cell)}{rate_text}, seed {config.seed}{goes_on}"
         say(f"next: {run}: {self._reason(coming, offer, prediction)}; {self.budget_text()}")
         commands.keep(self.study_dir, _typed(self.overrides, config), [config])
         if config.run_id not in self.run_ids:
@@ -542,15 +542,8 @@ def _rate(config: RunConfig) -> float:
 
 def _in_short(prediction: Prediction) -> str:
     close, probability = f"{100 * CLOSE:.0f} %", prediction.choice.probability_close
-    cell = f"{cell_name(prediction.recommended)}, {prediction.amount}"
+    cell = f"{row_name(prediction.recommended)}, {prediction.amount}"
     return f"{cell}, within {close} of the best with probability {probability:.2f}"
-
-
-def named(cell: Key) -> str:
-    batch, workers, passes, way = cell
-    in_passes = f" in {passes} passes" if passes > 1 else ""
-    in_way = f" with {way}" if way else ""
-    return f"{batch_on_workers(batch, workers)}{in_passes}{in_way}"
 
 
 def _most_steps(point: commands.Planned) -> float:

@@ -15,7 +15,7 @@ import pandas as pd
 from bsweep.analysis.conclusions.networks import OWN_LINKS, curves_of
 from bsweep.analysis.prediction.critical_batch import CriticalBatch
 from bsweep.analysis.prediction.fitting import Fits, leave_out
-from bsweep.analysis.prediction.forecast import Forecast, batch_on_workers
+from bsweep.analysis.prediction.forecast import Forecast, Key, batch_on_workers
 from bsweep.analysis.prediction.missing_runs import more_evaluations, wanted_evaluations
 from bsweep.analysis.prediction.objectives import (
     CLOSE,
@@ -27,7 +27,7 @@ from bsweep.analysis.prediction.objectives import (
     amount,
     gains,
 )
-from bsweep.analysis.prediction.seen_runs import Observed
+from bsweep.analysis.prediction.seen_runs import CELL, Observed
 from bsweep.analysis.study.numbers import number, plain
 from bsweep.config.target import Target
 from bsweep.core.words import aligned, counted, first_of, joined
@@ -310,7 +310,7 @@ class Prediction:
 
     def _first(self, amount: str) -> str:
         """Return a sentence that names the recommended cell, with its time or cost."""
-        cell = cell_name(self.recommended)
+        cell = row_name(self.recommended)
         return f"{self._words.adverb} to {self.target.said}: {cell}, {amount}."
 
     def _sure(self) -> Iterator[str]:
@@ -352,7 +352,7 @@ class Prediction:
         """Yield sentences that name the best measured cell, and the cells that come near."""
         choice = self.choice
         if choice.measured is not None and choice.measured != choice.place:
-            measured = cell_name(self.cells.iloc[choice.measured])
+            measured = row_name(self.cells.iloc[choice.measured])
             yield f"The best measured cell is {measured}, {self._amount(choice.measured)}."
         if choice.alternatives:
             near = [_marked(self.cells.iloc[place]) for place in choice.alternatives]
@@ -372,7 +372,7 @@ class Prediction:
         """Yield sentences on the prediction for one of several networks."""
         curve = self.curves[self.curves["network"] == prediction.network]
         if self.others or self.not_predicted:
-            cell, amount = cell_name(prediction.recommended), prediction._whole_amount
+            cell, amount = row_name(prediction.recommended), prediction._whole_amount
             is_simulated = bool(prediction.recommended["is_simulated"])
             links = prediction._links + ", simulated" * is_simulated
             yield f"With {links}: {cell}, {amount}{', as timed' * (not is_simulated)}."
@@ -530,18 +530,25 @@ def _marks(cell: Mapping[Hashable, Any]) -> str:
     return joined(marks, "; ")
 
 
-def cell_name(cell: pd.Series[Any]) -> str:
+def cell_name(cell: Key, local_batch: float | None = None) -> str:
+    """Return the name of a cell, with its local batch if that is given."""
+    batch, workers, passes, way = cell
+    parts = f" in {passes} passes" if passes > 1 else ""
+    if local_batch is not None:
+        parts = f" (local batch {local_batch:g}{parts})"
+    in_way = f" with {way}" if way else ""
+    return f"{batch_on_workers(batch, workers)}{parts}{in_way}"
+
+
+def row_name(row: pd.Series[Any]) -> str:
     """Return the name of a row of `Prediction.cells`, or of another table with its columns."""
-    local = f"{cell['local_batch']:g}"
-    passes = f" in {cell['passes']} passes" if cell["passes"] > 1 else ""
-    name = batch_on_workers(int(cell["global_batch"]), int(cell["num_workers"]))
-    in_way = f" with {cell['way']}" if cell["way"] else ""
-    return f"{name} (local batch {local}{passes}){in_way}"
+    batch, workers, passes = (int(row[name]) for name in CELL)
+    return cell_name((batch, workers, passes, row["way"]), row["local_batch"])
 
 
 def _marked(cell: pd.Series[Any]) -> str:
     """Return the name of a cell, which says so if its steps are simulated."""
-    return cell_name(cell) + ", simulated" * bool(cell["is_simulated"])
+    return row_name(cell) + ", simulated" * bool(cell["is_simulated"])
 
 
 def _interval(low: float, high: float) -> str:
