@@ -14,13 +14,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from bsweep.advise.search import AXES, RATE, Search
-from bsweep.analysis.conclusions.next_run import Next
+from bsweep.analysis.conclusions.next_run import SHARE, Next
 from bsweep.analysis.conclusions.predicting import on_networks
 from bsweep.analysis.conclusions.prediction_texts import Prediction, cell_name
 from bsweep.analysis.conclusions.simulated import check_networks, check_points, larger_grid
 from bsweep.analysis.prediction.forecast import Key
 from bsweep.analysis.prediction.missing_runs import missing
-from bsweep.analysis.prediction.objectives import CLOSE, Objective, parse_objective
+from bsweep.analysis.prediction.objectives import (
+    CLOSE,
+    LEAST_GAIN,
+    SURE,
+    Objective,
+    parse_objective,
+)
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.ways import names_of_points
 from bsweep.analysis.study.frames import LargerClusters
@@ -91,7 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
     add("--target-loss", type=float, help="test loss to reach instead")
     default = (
-        "default: 5 %% of the predicted cost of the grid, or three typical runs if that is more"
+        f"default: {100 * SHARE:g} %% of the predicted cost of the grid, or three typical runs if "
+        "that is more"
     )
     add("--budget", metavar="TIME", help=f"time for everything, such as 30m ({default})")
     objectives = "fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas"
@@ -348,9 +355,10 @@ def _next_run(search: Search, end: Next, is_recommended: bool) -> str:
 
 _ENDS = {
     "sure": f"Ended: the recommended cell is within {100 * CLOSE:.0f} % of the best with a "
-    f"probability of 0.9 or more.",
+    f"probability of {SURE:g} or more.",
     "budget": "Ended: the rest of the budget pays for no run that is expected to help.",
-    "gain": "Ended: no further run is expected to save 0.5 % of the {least} or more.",
+    "gain": f"Ended: no further run is expected to save {100 * LEAST_GAIN:g} % of the "
+    "{least} or more.",
     "runs": "Ended: no point of the grid is left to run, except batches as large as one that did "
     "not reach the target, or larger.",
 }

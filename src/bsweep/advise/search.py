@@ -25,6 +25,7 @@ from typing import Literal
 from bsweep import launch
 from bsweep.analysis import load
 from bsweep.analysis.conclusions.next_run import (
+    SHARE,
     Grid,
     Next,
     Offer,
@@ -70,7 +71,9 @@ _DRAWS = 1500  # for the fits that only choose the next run
 # the run's predicted time.
 _OVERTIME = 2.0
 _LEFT = ("new", "interrupted")  # statuses of points that can be run
-_SHARE = "5 % of the predicted cost of the grid or three typical runs, whichever is more"
+_LIMIT = (
+    f"{100 * SHARE:g} % of the predicted cost of the grid or three typical runs, whichever is more"
+)
 
 
 @dataclass(frozen=True)
@@ -401,7 +404,7 @@ class Search:
         left = self._left(grid, step_time, prediction)
         if self.budget is None and not self.run_ids:
             say(
-                f"no --budget: at most {number(self.share)} worker-seconds, which are {_SHARE}; a "
+                f"no --budget: at most {number(self.share)} worker-seconds, which are {_LIMIT}; a "
                 "run that reaches the target will tell more exactly"
             )
         offers = still_open(offers, seen.runs) if seen is not None else offers
@@ -532,7 +535,7 @@ class Search:
         if self.budget is not None:
             return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} spent"
         spent = self.spent(is_wall=False)
-        return f"{number(spent)} of {number(self.share)} worker-seconds, {_SHARE}, spent"
+        return f"{number(spent)} of {number(self.share)} worker-seconds, {_LIMIT}, spent"
 
 
 def _rate(config: RunConfig) -> float:

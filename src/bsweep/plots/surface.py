@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from bsweep.analysis import Study
+from bsweep.analysis.prediction.objectives import TELLS_APART
 from bsweep.plots import drawing, scales
 from bsweep.plots.curves import handle
 
@@ -159,7 +160,7 @@ def _entries(cells: pd.DataFrame) -> list[Artist]:
         (True, handle(black, "recommended")),
         (
             cells["is_alternative"].any(),
-            handle(hollow, "better with a probability of 5 % or more"),
+            handle(hollow, f"better with a probability of {100 * TELLS_APART:g} % or more"),
         ),
         (
             (cells["problem"] != "").any(),

@@ -24,6 +24,7 @@ from bsweep.analysis.cell_tables.common_target import common_target
 from bsweep.analysis.conclusions import recommendations
 from bsweep.analysis.conclusions.maps import surface_rows
 from bsweep.analysis.conclusions.recommendations import Answer
+from bsweep.analysis.prediction.objectives import LEAST_GAIN, TELLS_APART
 from bsweep.analysis.study.caching import caching
 from bsweep.analysis.study.columns import described, heading
 from bsweep.analysis.study.folder import load_run
@@ -59,6 +60,12 @@ _POINTS = {  # what a curve has, and the column of `Study.evaluations` for each
     "examples": "num_examples",
     "seconds": "train_seconds",
 }
+_CONSTANTS = {  # which the page's script shares with the figures and the predictions
+    "colors": [*COLORS],
+    "dark": DARK,
+    "least_gain": f"{100 * LEAST_GAIN:g} %",
+    "tells_apart": f"{100 * TELLS_APART:g} %",
+}
 
 
 def document(study: Study) -> Document:
@@ -86,8 +93,7 @@ def document(study: Study) -> Document:
             "part": evaluated_part(runs),
             "target": target and {"metric": target[0].metric, "value": target[0].value},
             "chosen": "",  # what is shown at first, as the fragment of a link
-            "colors": [*COLORS],
-            "dark": DARK,
+            **_CONSTANTS,
             "columns": [_column(runs, name, name in varying) for name in shown],
             "runs": {name: [*runs[name]] for name in shown},
             "shared": {

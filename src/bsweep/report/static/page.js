@@ -413,7 +413,7 @@ function renderNext(found, isSaid) {
     const cell = found.next, every = found.evaluate_every_examples, changes = every ? { evaluate_every_examples: every } : {};
     const said = every ? `${cellWords(cell)} again, with more evaluations, to measure its time to the target.` : !found.is_check ? `${cellWords(cell)}. Its result may change the recommendation, which is expected to save ${(100 * cell.gain).toFixed(1)} % of the time to the target.` : "The recommended cell itself, until it reaches the target. This shows whether the prediction holds.";
     fill("next", el("h3", {}, "Run next"), el("p", { class: "note" }, said), commandLine(commandOfCell(cell, changes)));
-  } else if (found?.cells) fill("next", el("h3", {}, "Run next"), el("p", { class: "note" }, "Nothing. No further run is expected to save 0.5 % or more of the time to the target."));
+  } else if (found?.cells) fill("next", el("h3", {}, "Run next"), el("p", { class: "note" }, `Nothing. No further run is expected to save ${study.least_gain} or more of the time to the target.`));
   else fill("next", isSaid ? [] : (found?.sentences ?? study.missing.slice(0, 1)).map((line) => el("p", { class: "note" }, line)));
 }
 function renderWarnings() {  // of each its first sentence, which opens
@@ -451,7 +451,7 @@ async function renderMap(cells) {
   }
   spec.height = numRows * rowHeight;
   byId("map-says").textContent = (isPredicted()
-    ? "Predicted medians, with the 90 % interval of one more run. A frame marks cells with runs. ★ is recommended; each ☆ is better with a probability of 5 % or more. Darker is better."
+    ? `Predicted medians, with the 90 % interval of one more run. A frame marks cells with runs. ★ is recommended; each ☆ is better with a probability of ${study.tells_apart} or more. Darker is better.`
     : "Median of each cell's runs, and their range. ★ is the lowest. Darker is better. ≤: a run was already there at its first evaluation.")
     + (cells.some((cell) => cell.is_simulated) ? ` A dashed frame marks cells whose steps are simulated, not measured.` : "");
   const chosen = cells.find((cell) => cellName(cell) === state.cell);
