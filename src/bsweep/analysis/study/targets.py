@@ -85,7 +85,13 @@ def best_scores(study: Study, metric: str) -> pd.Series[float]:
     Returns:
         The scores, by `run_id`.
     """
-    return to_target(study, Target(metric, 1.0))["best"].astype(float)
+    sign = 1 if metric == "test_accuracy" else -1
+    evaluated = study.evaluations.dropna(subset=metric)
+    best = {
+        run_id: sign * _best_median(smoothed(sign * curve.to_numpy(float)))
+        for run_id, curve in evaluated.groupby("run_id", sort=False)[metric]
+    }
+    return pd.Series(best, dtype=float)
 
 
 def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
@@ -141,6 +147,11 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.sort([padded[:-2], padded[1:-1], padded[2:]], axis=0)[1])
 
 
+def _best_median(curve: NDArray[np.float64]) -> float:
+    """Return the best value of a smoothed curve; NaN for a single evaluation."""
+    return float(curve.max()) if len(curve) > 1 else np.nan
+
+
 def crossing(
     amounts: NDArray[np.float64], values: NDArray[np.float64], target: Target
 ) -> dict[str, float | bool]:
@@ -171,6 +182,6 @@ def crossing(
         **dict(zip(_TO_TARGET, to_target, strict=True)),
         "steps_between": float(steps[-1] - steps[0]) if reached and first > 0 else np.nan,
         **{f"trained_{name}": float(x) for name, x in zip(AMOUNTS, trained, strict=True)},
-        "best": target.sign * float(curve.max()) if len(curve) > 1 else np.nan,
+        "best": target.sign * _best_median(curve),
         "last": float(values[-1]),
     }
