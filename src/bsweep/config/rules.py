@@ -76,7 +76,7 @@ def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
     is_within = every is not None and every < num_train and per_round < num_train
     if config.target and config.epochs == 1 and not is_within:
         raise ConfigError(
-            f"{config.target.said} counts as reached when two of three evaluations in a row reach "
+            f"{config.target} counts as reached when two of three evaluations in a row reach "
             "it, but epochs=1 has only one, at its end: use epochs=2 or more, or "
             f"evaluate_every_examples={max(1, num_train // 10)} with rounds of fewer examples than "
             f"the epoch's {num_train}."

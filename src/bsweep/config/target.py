@@ -31,17 +31,13 @@ class Target:
     part: str = "test"  # or `validation`: the examples of the evaluations
 
     def __str__(self) -> str:
+        """Return the target in words, such as `a test accuracy of 0.9`."""
         return f"a {self.score} of {self.value:g}"
 
     @property
     def score(self) -> str:
         """The metric in words, such as `validation accuracy`."""
         return score_said(self.metric, self.part)
-
-    @property
-    def said(self) -> str:
-        """The target in words, such as `a test accuracy of 0.9`."""
-        return f"a {self.score} of {self.value:g}"
 
     @property
     def option(self) -> str:

@@ -147,7 +147,7 @@ def _each(batches: str) -> str:
     return batches if others else f"{first} each"
 
 
-def said(name: str, value: object) -> str:
+def value_label(name: str, value: object) -> str:
     """Return the value of a setting in words for a label; the value of `variant` is returned as it
     is.
     """
@@ -167,7 +167,7 @@ def common(table: pd.DataFrame, names: Sequence[str] = ("num_workers", "local_ba
         for name in names
         if varying and name not in varying and not (is_uneven and name == "local_batch")
     ]
-    return ", ".join(said(name, table.index.get_level_values(name)[0]) for name in shared)
+    return ", ".join(value_label(name, table.index.get_level_values(name)[0]) for name in shared)
 
 
 @cached
@@ -249,7 +249,7 @@ def curves(
     for key, variants in members.items():
         settings = dict(zip(names, key, strict=True))
         shown = [name for name in varying or [alone] if applies(name, settings[name])]
-        labels = {name: said(name, settings[name]) for name in shown}
+        labels = {name: value_label(name, settings[name]) for name in shown}
         if colored_by == "local_batch":
             labels[colored_by] = str(key[at])  # The legend's title names the quantity.
         if len(variants) > 1:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from bsweep import analysis
 from bsweep.analysis.study.naming import applies
 from bsweep.plots import drawing
-from bsweep.plots.curves import said
+from bsweep.plots.curves import value_label
 
 Column = tuple[str, pd.DataFrame, Mapping[Any, dict[str, Any]]]
 _MAX_ROWS = 48
@@ -68,7 +68,7 @@ def panels_of_rows(
     for axes, rows, names in zip(grid[:, 0], groups, labels, strict=True):
         axes.set_yticks(range(len(rows)), names)
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        where = [said(name, rows.index.get_level_values(name)[0]) for name in by]
+        where = [value_label(name, rows.index.get_level_values(name)[0]) for name in by]
         axes.set_title(", ".join(where), loc="left")
     for axes in grid.flat:
         axes.grid(visible=False, axis="y")
@@ -81,7 +81,7 @@ def _labels(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[str]:
     values = zip(*(rows.index.get_level_values(name) for name in names), strict=True)
     for settings, status in zip(values, statuses, strict=True):
         pairs = zip(names, settings, strict=True)
-        label = ", ".join(said(name, value) for name, value in pairs if applies(name, value))
+        label = ", ".join(value_label(name, value) for name, value in pairs if applies(name, value))
         text = f"{label}: {status.replace('_', ' ')}" if status else label
         yield drawing.broken(text, _MAX_LETTERS)
 

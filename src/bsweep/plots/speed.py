@@ -13,7 +13,7 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables.split_models import kind_of_scaling
 from bsweep.core.words import counted
-from bsweep.plots.curves import Curve, Panel, curves, handle, handles, readable, said
+from bsweep.plots.curves import Curve, Panel, curves, handle, handles, readable, value_label
 from bsweep.plots.drawing import GRAY
 from bsweep.plots.lines import SIZES, lines, size_of, timed_cells
 
@@ -74,7 +74,7 @@ def _draw_speedup(axes: Axes, study: Study, scaling: pd.DataFrame, along: str) -
     color = "local_batch" if along == "local_batch" else "variant"
     series = curves(study, scaling, "num_workers", color)
     if series and series[0].colored_by == "local_batch":
-        names = [said("local_batch", curve.key["local_batch"]) for curve in series]
+        names = [value_label("local_batch", curve.key["local_batch"]) for curve in series]
         series = [replace(c, color_label=name) for c, name in zip(series, names, strict=True)]
     workers = sorted(set(scaling.index.get_level_values("num_workers")))
     for base in sorted(set(scaling["base_workers"])):

@@ -14,7 +14,7 @@ from bsweep.analysis.cell_tables.split_models import ways_in_words
 from bsweep.analysis.study.naming import length_of
 from bsweep.core.words import joined
 from bsweep.plots import drawing, scales
-from bsweep.plots.curves import COLORS, LINES, MARKERS, Curve, common, handle, said
+from bsweep.plots.curves import COLORS, LINES, MARKERS, Curve, common, handle, value_label
 from bsweep.plots.lines import draw_cells, repeats
 from bsweep.plots.rows import bars, few_enough
 from bsweep.plots.scales import Side
@@ -134,7 +134,7 @@ def time_by_split(study: Study, table: pd.DataFrame) -> Figure:
 
 def _title(name: str, cells: pd.DataFrame) -> str:
     value = cells[name].iloc[0]
-    return str(value) if name == "panel" else said(name, value)
+    return str(value) if name == "panel" else value_label(name, value)
 
 
 def _looks(table: pd.DataFrame) -> dict[Any, dict[str, Any]]:

@@ -63,7 +63,7 @@ def common_target(study: Study) -> tuple[Target, str] | None:
     problem = (
         f"The runs name {len(named)} targets."
         if len(named) > 1
-        else f"No run reached {named[0].said}. {best_seen(study, named[0])}."
+        else f"No run reached {named[0]}. {best_seen(study, named[0])}."
     )
     return target, f"{problem} So {why}"
 
@@ -114,7 +114,7 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
         ("highest", "whole percents") if metric == "test_accuracy" else ("lowest", "hundredths")
     )
     return target, (
-        f"{target.said} was chosen: the {best} {target.score}, in {unit}, that {num_reached} of "
+        f"{target} was chosen: the {best} {target.score}, in {unit}, that {num_reached} of "
         f"{counted(len(cells), 'cell')} reach in all their runs."
     )
 

@@ -373,7 +373,7 @@ def _cells(studies: Sequence[Study], across_hardware: bool) -> pd.DataFrame:
     is_refused = is_across & cells["measure"].isin(TIMES) & (not across_hardware)
     for name in ("points_reference", "points"):
         cells[name] = cells[name].mask(is_refused, pd.Series([()] * len(cells), dtype=object))
-    in_words = pd.Series(target[0].said if target else None, cells.index, dtype=object)
+    in_words = pd.Series(str(target[0]) if target else None, cells.index, dtype=object)
     return cells.assign(is_missing=now.isna(), is_across_hardware=is_across, target=in_words)
 
 

@@ -311,7 +311,7 @@ class Prediction:
     def _first(self, amount: str) -> str:
         """Return a sentence that names the recommended cell, with its time or cost."""
         cell = row_name(self.recommended)
-        return f"{self._words.adverb} to {self.target.said}: {cell}, {amount}."
+        return f"{self._words.adverb} to {self.target}: {cell}, {amount}."
 
     def _sure(self) -> Iterator[str]:
         """Yield sentences that say how sure the recommendation is."""

@@ -27,12 +27,12 @@ def missing(seen: Observed, least_batches: int = 2) -> str:
     if not runs["reached"].notna().any():
         return f"no run was evaluated on {target.part} examples, so there is no time to a target."
     if not runs["reached"].eq(True).any():
-        return f"no run reached {target.said}. {_best_of(runs, target)}"
+        return f"no run reached {target}. {_best_of(runs, target)}"
     known = exact_batches(runs)
     if len(known) < least_batches:
         batches = f"known for global batch {known[0]} alone" if known else ""
         few = (
-            f"not enough runs to tell: the steps to {target.said} are "
+            f"not enough runs to tell: the steps to {target} are "
             f"{batches or 'not known for any batch size'}, but a curve over batch sizes needs two."
         )
         remedy = (evaluated_once(runs) or "Run one more batch size.") if known else ""
@@ -60,7 +60,7 @@ def bounded(runs: pd.DataFrame, target: Target) -> str:
     if at_once.empty:
         return ""
     return (
-        f"{counted(len(at_once), 'run')} reached {target.said} at the first evaluation, so only an "
+        f"{counted(len(at_once), 'run')} reached {target} at the first evaluation, so only an "
         f"upper bound of the steps is known. Evaluate more often ({more_evaluations(at_once)}), or "
         "choose a target that is harder to reach."
     )
