@@ -20,9 +20,9 @@ from bsweep.analysis.prediction import critical_batch
 from bsweep.analysis.prediction.likelihood import (
     CellRuns,
     cell_runs,
-    cells_of,
     draw_effects,
     log_likelihood,
+    measurements,
 )
 from bsweep.analysis.prediction.sampler import Array, posterior
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
@@ -69,10 +69,10 @@ def test_the_likelihood_integrates_a_normal_over_censored_cells() -> None:
     model, sigma, tau = np.array([[0.3, -0.2]]), np.array([0.2]), np.array([0.5])
     exact = np.array([0.5, 0.1, 0.4])
     covariance = sigma**2 * np.eye(3) + tau**2
-    whole = cells_of([cell_runs(np.exp(exact)), cell_runs()])
+    whole = measurements([cell_runs(np.exp(exact)), cell_runs()])
     expected = stats.multivariate_normal(np.full(3, 0.3), covariance).logpdf(exact)
     assert log_likelihood(whole, model, sigma, tau)[0] == pytest.approx(expected)
-    bounded = cells_of(
+    bounded = measurements(
         [cell_runs(np.exp(exact), above=[np.exp(0.6)]), cell_runs(below=[np.exp(-0.1)])]
     )
     joint = stats.multivariate_normal(np.full(4, 0.3), sigma**2 * np.eye(4) + tau**2)
@@ -100,7 +100,7 @@ def test_effects_of_censored_runs_are_exact_far_from_the_model(
     density = np.exp(logs - logs.max())
     mean = np.average(effects, weights=density)
     deviation = math.sqrt(np.average((effects - mean) ** 2, weights=density))
-    of = cells_of([cell_runs(above=np.exp(above), below=np.exp(below))])
+    of = measurements([cell_runs(above=np.exp(above), below=np.exp(below))])
     zeros = np.zeros((4000, 1))
     spreads = np.full(4000, sigma), np.full(4000, tau)
     drawn = draw_effects(of, zeros, *spreads, np.random.default_rng(0))

@@ -79,7 +79,7 @@ class CellRuns:
 
 
 @dataclass(frozen=True)
-class Cells:
+class Measurements:
     """The logarithms of values that were measured in several cells, with the count and the mean of
     each cell's uncensored values.
 
@@ -100,7 +100,7 @@ class Cells:
     censored: tuple[int, ...]  # numbers of the cells that have censored runs
 
 
-def cells_of(runs: Iterable[CellRuns], weights: Sequence[Array] | None = None) -> Cells:
+def measurements(runs: Iterable[CellRuns], weights: Sequence[Array] | None = None) -> Measurements:
     """Return the runs of several cells with their counts and means. All weights are 1 if none are
     given.
     """
@@ -113,7 +113,7 @@ def cells_of(runs: Iterable[CellRuns], weights: Sequence[Array] | None = None) -
         numbers.append((float(len(each)), float(each.sum()), mean, within, cell.resolution))
     censored = tuple([number for number, cell in enumerate(known) if cell.is_censored])
     count, weight, means, withins, resolution = np.array(numbers).reshape(-1, 5).T
-    return Cells(known, tuple(weights), count, weight, means, withins, resolution, censored)
+    return Measurements(known, tuple(weights), count, weight, means, withins, resolution, censored)
 
 
 def fitted(
@@ -141,22 +141,22 @@ def fitted(
         Draws from the posterior of the parameters, of shape (draws, num_parameters), draws of the
         cells' effects, of shape (draws, cells), and the weights of the runs.
     """
-    cells, seed = cells_of(runs.values()), seeds[0]
+    cells, seed = measurements(runs.values()), seeds[0]
     if weights is not None:
         known = [
             np.array([weights[key, float(value)] for value in cell.exact])
             for key, cell in runs.items()
         ]
-        cells = cells_of(cells.runs, known)
+        cells = measurements(cells.runs, known)
     everywhere = range(len(cells.runs))
     places = list(everywhere if chosen is None else chosen)
     num_pilots = _PILOTS if weights is None else 0
     for pilot in range(num_pilots + 1):
-        fitted_cells = cells_of(
+        fitted_cells = measurements(
             [cells.runs[place] for place in places], [cells.weights[place] for place in places]
         )
 
-        def height(points: Array, least: Array, cells: Cells = fitted_cells) -> Array:
+        def height(points: Array, least: Array, cells: Measurements = fitted_cells) -> Array:
             model, sigma, tau = expected(points, places)
             return log_likelihood(cells, model, sigma, tau, least)
 
@@ -176,8 +176,8 @@ def fitted(
 
 
 def _weighed(
-    cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.random.Generator
-) -> Cells:
+    cells: Measurements, model: Array, sigma: Array, tau: Array, rng: np.random.Generator
+) -> Measurements:
     """Return the cells with the expected weights of their runs, given draws of the parameters."""
     effects = draw_effects(cells, model, sigma, tau, rng)
     weights = []
@@ -185,7 +185,7 @@ def _weighed(
         variance = (sigma**2 + cell.resolution)[:, None]
         away = (cell.exact - (model + effects)[:, number, None]) ** 2 / variance
         weights.append(((FREEDOM + 1) / (FREEDOM + away)).mean(axis=0))
-    return cells_of(cells.runs, weights)
+    return measurements(cells.runs, weights)
 
 
 def evenly(count: int, most: int) -> list[int]:
@@ -239,7 +239,7 @@ def mean_log(runs: CellRuns, sigma: float) -> float:
 
 
 def log_likelihood(
-    cells: Cells, model: Array, sigma: Array, tau: Array, least: Array | float = -np.inf
+    cells: Measurements, model: Array, sigma: Array, tau: Array, least: Array | float = -np.inf
 ) -> Array:
     """Return the log likelihood of all runs of several cells, one value for each draw of the
     model's parameters, of shape (draws,).
@@ -268,7 +268,7 @@ def log_likelihood(
 
 
 def draw_effects(
-    cells: Cells, model: Array, sigma: Array, tau: Array, rng: np.random.Generator
+    cells: Measurements, model: Array, sigma: Array, tau: Array, rng: np.random.Generator
 ) -> Array:
     """Draw each cell's effect (its deviation from the model) at random, given the cell's runs: one
     effect for each draw of the model's parameters.
@@ -350,7 +350,7 @@ def _drawn_around_mode(
     return np.asarray(low + rng.random(len(model)) * (high - low))
 
 
-def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
+def _of_exact(cells: Measurements, model: Array, sigma: Array, tau: Array) -> Array:
     """Return the log likelihood of each cell's uncensored runs for each draw of the model's
     parameters, of shape (draws, cells).
 
@@ -365,7 +365,7 @@ def _of_exact(cells: Cells, model: Array, sigma: Array, tau: Array) -> Array:
 
 
 def _effect(
-    cells: Cells, number: int, model: Array, sigma: Array, tau: Array
+    cells: Measurements, number: int, model: Array, sigma: Array, tau: Array
 ) -> tuple[Array, Array]:
     """Return the mean and the standard deviation of a cell's effect (its deviation from the model),
     given the cell's uncensored runs.
