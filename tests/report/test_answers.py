@@ -220,7 +220,7 @@ def test_validation_scores_are_named_so_everywhere(tmp_path: Path) -> None:
     study = bsweep.load(tmp_path / "s")
     with caching():
         results = next(tables(study))
-        lines = [*report.headlines(study), *analysis.in_short(study), results.caption]
+        lines = [*report.first_lines(study), *analysis.in_short(study), results.caption]
         for name in ("accuracy_by_time", "accuracy_by_epoch", "accuracy_and_loss_by_batch"):
             figure = plots.FIGURES[name](study)
             labels = [axes.get_ylabel() for axes in figure.axes]

@@ -37,7 +37,7 @@ from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from bsweep.report.page import html_from
 
-__all__ = ["headlines", "idle_text", "write"]
+__all__ = ["first_lines", "idle_text", "write"]
 
 _PICTURES = ("pdf", "svg", "png")
 _FIGURE_FILES = ("csv", *_PICTURES)  # a figure's table and its pictures
@@ -201,7 +201,7 @@ def _write_figure(study: Study, folder: Path, style: str | None, name: str) -> t
     return name, plots.caption(figure)
 
 
-def headlines(study: Study) -> list[str]:
+def first_lines(study: Study) -> list[str]:
     """Return the first lines of a report's page: the recommendation and the best cells.
 
     What is missing for a recommendation comes last.
