@@ -50,14 +50,14 @@ class Answer:
 
     `where` says in words which settings distinguish the runs of this part; it is empty if the study
     has one part. `sentences` say which cell is recommended and for which target. If `prediction` is
-    None, they say what is missing. `not_simulated` says why larger clusters were not simulated,
+    None, they say what is missing. `not_predicted` says why larger clusters were not simulated,
     although the study asks for them; it is empty if they were.
     """
 
     where: str
     prediction: Prediction | None
     sentences: tuple[str, ...]
-    not_simulated: str = ""
+    not_predicted: str = ""
 
 
 @cached
@@ -234,7 +234,7 @@ def with_networks(
     nothing = Answer("", None, ("no run of the study has completed.",))
     first = next(iter(answers(study)), nothing)
     why = f"--network {networks[0]}: {' '.join(first.sentences)}"
-    raise ValueError(first.not_simulated or why)
+    raise ValueError(first.not_predicted or why)
 
 
 def recommendation_warnings(study: Study) -> list[str]:
@@ -250,8 +250,8 @@ def recommendation_warnings(study: Study) -> list[str]:
     places: dict[str, list[str]] = defaultdict(list)
     for answer in answers(study):
         texts = [*answer.prediction.warnings] if answer.prediction else []
-        if answer.not_simulated:
-            texts.append(f"larger clusters were not simulated: {answer.not_simulated}")
+        if answer.not_predicted:
+            texts.append(f"larger clusters were not simulated: {answer.not_predicted}")
         for text in texts:
             places[text].append(answer.where)
     return [
@@ -324,8 +324,8 @@ def _answer(where: str, part: Study, target: Target | None) -> Answer:
             continue
         sentence, rates = prediction.sentence(), _on_rates(part, prediction)
         sentences = filter(None, [sentence, *prediction.network_lines(), rates])
-        not_simulated = "" if options is attempts[0] else message
-        return Answer(where, prediction, tuple(sentences), not_simulated)
+        not_predicted = "" if options is attempts[0] else message
+        return Answer(where, prediction, tuple(sentences), not_predicted)
     return Answer(where, None, (_missing(part, target, message),))
 
 

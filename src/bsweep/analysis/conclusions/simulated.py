@@ -16,7 +16,7 @@ from bsweep.analysis.prediction.forecast import Key, grid
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.seen_runs import Observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
-from bsweep.analysis.simulation import Constants, links_of, not_known
+from bsweep.analysis.simulation import Constants, constant_warnings, links_of
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import Choice, card_like, choice_of, choice_of_point
 from bsweep.analysis.simulation.constants import NUM_DRAWS
@@ -82,7 +82,7 @@ def with_simulated(
             warnings.append(
                 f"no run measured the seconds that {codec} takes, so it takes none here."
             )
-    warnings += not_known(constants, [*simulated.values()], [links])
+    warnings += constant_warnings(constants, [*simulated.values()], [links])
     return replace(step_time, simulated=log_seconds), kept, warnings
 
 

@@ -28,7 +28,7 @@ from bsweep.analysis.study.frames import Study
 from bsweep.config.values import check_above_zero, counts
 from bsweep.core.words import counted, listed
 
-__all__ = ["Constants", "Simulation", "links_of", "not_known", "simulate"]
+__all__ = ["Constants", "Simulation", "constant_warnings", "links_of", "simulate"]
 
 STRATEGIES = "horovod,parameter_server,diloco"
 
@@ -263,15 +263,15 @@ def _notes(
     yield f"Computing: {constants.source}. {rows_simulated} are simulated."
     if constants.network is None:
         yield "No exchange was measured: links are as described, and hosts cost nothing."
-    for doubt in not_known(constants, choices, networks):
-        yield doubt[0].upper() + doubt[1:]
+    for warning in constant_warnings(constants, choices, networks):
+        yield warning[0].upper() + warning[1:]
     codecs = [choice.config.compression for choice in choices if choice.config.compression.builds]
     names = dict.fromkeys(str(codec.name) for codec in codecs)
     if untimed := [name for name in names if name not in constants.codec_seconds]:
         yield f"The seconds of {listed(untimed)} are not known: they take no time here."
 
 
-def not_known(
+def constant_warnings(
     constants: Constants, choices: Sequence[Choice], networks: Iterable[Network]
 ) -> Iterator[str]:
     """Yield a sentence for each fact of the model or the links that a simulation needs, but nobody
