@@ -35,6 +35,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 # The look of background lines, which have panels of their own.
 BEHIND: dict[str, Any] = {"color": "#D5D5D5", "linewidth": 0.8, "zorder": 1}
+BAND: dict[str, Any] = {"alpha": 0.12, "linewidth": 0}  # of an interval around a line
 MAX_LINES = 8  # in a panel
 MAX_PANELS = 8
 # The end of a variant's name that lists each worker's batch.
@@ -197,7 +198,7 @@ def looks(study: Study) -> dict[tuple[str, Any], dict[str, Any]]:
                 for value, (color, marker) in zip(values, colors, strict=False)
             }
         elif name in varying:
-            looks |= {(name, value): _categorical(next(places)) for value in values}
+            looks |= {(name, value): categorical(next(places)) for value in values}
     return looks
 
 
@@ -207,7 +208,8 @@ def ramp(name: str, count: int) -> list[str]:
     return [to_hex(colormaps[map_name](at)) for at in np.linspace(low, high, max(count, 2))][:count]
 
 
-def _categorical(place: int) -> dict[str, Any]:
+def categorical(place: int) -> dict[str, Any]:
+    """Return the colour and the marker of the value at a place among values without an order."""
     return {
         "color": COLORS[place] if place < len(COLORS) else INK,
         "marker": MARKERS[(place + place // len(COLORS)) % len(MARKERS)],
@@ -255,7 +257,7 @@ def curves(
         if len(variants) > 1:
             labels["variant"] = f"{settings['variant']} and {len(variants) - 1} equal to it"
         color_label, line_label = labels.pop(colored_by, ""), ", ".join(reversed(labels.values()))
-        look = looks(study).get((colored_by, key[at])) or _categorical(0)
+        look = looks(study).get((colored_by, key[at])) or categorical(0)
         dash = LINES[dashes.index(key[:at] + key[at + 1 :]) % len(LINES)]
         cells, look = groups[key].droplevel(names), {**look, "linestyle": dash}
         drawn.append(Curve(look, cells, settings, colored_by, color_label, line_label, variants))

@@ -23,6 +23,7 @@ from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.plots import drawing, scales
 from bsweep.plots.curves import (
+    BAND,
     BEHIND,
     INK,
     Curve,
@@ -298,8 +299,7 @@ def draw_course(side: Side, curve: Curve, metric: str) -> set[str]:
     look = {**curve.look, "linestyle": curve.look["linestyle"] if is_complete else ":"}
     side.plot(cells.index, means, **look, markevery=max(1, math.ceil(len(cells) / 8)))
     if half.notna().any():
-        band: dict[str, Any] = {"color": color, "alpha": 0.12, "linewidth": 0}
-        side.axes.fill_between(cells.index, means - half, means + half, **band)
+        side.axes.fill_between(cells.index, means - half, means + half, color=color, **BAND)
     if not is_complete:
         side.plot(cells.index[-1:], means.iloc[-1:], color=color, **_CROSS)
     return scales.mark_edges(side, means, color)

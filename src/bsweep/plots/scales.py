@@ -244,6 +244,12 @@ def _with_room(sizes: Sequence[int], doubling_inches: float) -> list[int]:
     return list(evenly) if 2 * len(evenly) > len(fitting) else fitting
 
 
+def doublings_axis(axes: Axes) -> None:
+    """Make the vertical axis logarithmic, with plain numbers at powers of two."""
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
 def epoch_axis(axes: Axes) -> None:
     ticks: dict[str, Any] = {"min_n_ticks": 1, "steps": [1, 2, 5, 10], "nbins": 6}
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, **ticks))

@@ -13,8 +13,8 @@ from matplotlib import rc_context, rcParams
 from matplotlib.figure import Figure
 
 from bsweep.analysis import Simulation
-from bsweep.plots import drawing
-from bsweep.plots.curves import COLORS, LINES, MARKERS, handle
+from bsweep.plots import drawing, scales
+from bsweep.plots.curves import BAND, LINES, MAX_LINES, categorical, handle
 
 _CAPTION_LETTERS = 105  # in a line
 _IDEAL: dict[str, Any] = {"color": "#999999", "linestyle": ":"}
@@ -48,16 +48,15 @@ def simulated_speedup(simulation: Simulation) -> Figure:
     groups = list(simulated.groupby(["network", "strategy"], sort=False))
     networks = list(simulated["network"].unique())
     entries = []
-    for at, ((network, strategy), rows) in enumerate(groups[: len(COLORS)]):
-        color, dash = COLORS[at], LINES[1 + networks.index(network) % (len(LINES) - 1)]
-        look = {"color": color, "marker": MARKERS[at % len(MARKERS)], "linestyle": dash}
-        band: dict[str, Any] = {"color": color, "alpha": 0.15, "linewidth": 0}
+    for place, ((network, strategy), rows) in enumerate(groups[:MAX_LINES]):
+        dash = LINES[1 + networks.index(network) % (len(LINES) - 1)]
+        look = {**categorical(place), "linestyle": dash}
         axes.plot(rows["num_workers"], rows["speed_up"], **look)
-        axes.fill_between(rows["num_workers"], rows["speed_up_low"], rows["speed_up_high"], **band)
+        ends = rows["speed_up_low"], rows["speed_up_high"]
+        axes.fill_between(rows["num_workers"], *ends, color=look["color"], **BAND)
         spaced = str(network).replace(",", ", ")  # A line may end after a space.
-        entries.append(
-            handle(look, f"{strategy}, {spaced}" if len(networks) > 1 else str(strategy))
-        )
+        name = f"{strategy}, {spaced}" if len(networks) > 1 else str(strategy)
+        entries.append(handle(look, name))
     workers = simulated["num_workers"].unique()
     axes.plot(workers, workers, **_IDEAL)
     entries.append(handle(_IDEAL, "ideal"))
@@ -65,13 +64,11 @@ def simulated_speedup(simulation: Simulation) -> Figure:
     axes.plot(measured["num_workers"], measured["speed_up"], **_DOTS, zorder=4)
     if len(measured):
         entries.append(handle(_DOTS, "measured, on the study's own links"))
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    scales.size_axis(axes, workers)
+    scales.doublings_axis(axes)
     axes.set(xlabel="Workers", ylabel="Speed-up")
     drawing.add_legend(figure, entries)
-    left_out = len(groups) - len(COLORS)
+    left_out = len(groups) - MAX_LINES
     drawing.captioned(
         figure,
         "Dashed: simulated, not measured. Speed-up against one worker. Bands are 90 % intervals.",
