@@ -4,18 +4,19 @@ changed.
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables.keys import keyed
-from bsweep.analysis.study.naming import settings_in_words, words
 from bsweep.plots import drawing, scales
-from bsweep.plots.curves import LINES, MAX_LINES, handle, looks
+from bsweep.plots.curves import MAX_LINES, Curve, curves, handles, readable
+from bsweep.plots.lines import BATCH_LABEL, X_LABELS
 
 _FORGETS = 0.1  # weight of a new record in the running mean, as in training
 _PARTS = 40  # parts of the epochs, in each of which a cell has one noise scale
@@ -62,37 +63,23 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     Global batch and learning rate have a line for each run. The noise scale scatters too much for
     that: it has a line for each cell.
     """
-    every = list(table.groupby(["variant", "num_workers", "local_batch"], sort=False))
-    cells = every[:MAX_LINES]
-    variants = [str(variant) for (variant, _, _), _ in cells]
-    # The colour is that of the variant; dashes tell the cells of a variant apart.
-    drawn: list[dict[str, Any]] = [
-        {
-            "color": looks(study)["variant", words("variant", variant)]["color"],
-            "linestyle": LINES[variants[:place].count(variant) % len(LINES)],
-        }
-        for place, variant in enumerate(variants)
-    ]
+    levels = ["variant", "num_workers", "local_batch", "epochs_done"]
+    every = curves(study, readable(study, table.set_index(levels)), "epochs_done", "variant")
+    cells = [replace(curve, look={**curve.look, "marker": ""}) for curve in every[:MAX_LINES]]
     has_noise = bool(table["noise_scale"].notna().any())
     labels = {name: _LABELS[name] for name in _LABELS if has_noise or name != "noise_scale"}
     figure, grid = drawing.grid(len(labels), 1, 1.7)
     for (axes,), (name, label) in zip(grid, labels.items(), strict=True):
-        for look, (_, rows) in zip(drawn, cells, strict=True):
-            (_draw_noise if name == "noise_scale" else _draw_runs)(axes, rows, name, look)
+        for curve in cells:
+            (_draw_noise if name == "noise_scale" else _draw_runs)(axes, curve, name)
         axes.set(ylabel=label, xlim=(0, 1.02 * table["epochs_done"].max()))
         scales.epoch_axis(axes)
         axes.tick_params(labelbottom=axes is grid[-1][0])
         if name != "learning_rate":
-            axes.set_yscale("log", base=2)
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    grid[-1][0].set_xlabel("Epoch")
-    varying = [name for name in ("local_batch", "num_workers") if table[name].nunique() > 1]
-    names = ["variant", *varying]
-    handles = [
-        handle(look, settings_in_words(names, [rows[name].iloc[0] for name in names]))
-        for look, (_, rows) in zip(drawn, cells, strict=True)
-    ]
-    drawing.add_legend(figure, handles)
+            scales.doublings_axis(axes)
+    grid[-1][0].set_xlabel(X_LABELS["epoch"])
+    is_by_batch = cells[0].colored_by == "local_batch"
+    drawing.add_legend(figure, handles(cells), BATCH_LABEL if is_by_batch else "")
     left_out = len(every) - len(cells)
     return drawing.captioned(
         figure,
@@ -106,14 +93,13 @@ def batch_by_epoch(study: Study, table: pd.DataFrame) -> Figure:
     )
 
 
-def _draw_runs(axes: Axes, rows: pd.DataFrame, name: str, look: dict[str, Any]) -> None:
+def _draw_runs(axes: Axes, curve: Curve, name: str) -> None:
     steps: dict[str, Any] = {"drawstyle": "steps-pre", "linewidth": 1.1, "alpha": 0.85}
-    for _, run in rows.groupby("run_id"):
-        axes.plot(run["epochs_done"], run[name], **steps, **look)
+    for _, run in curve.cells.groupby("run_id"):
+        axes.plot(run[name], **steps, **curve.look)
 
 
-def _draw_noise(axes: Axes, rows: pd.DataFrame, name: str, look: dict[str, Any]) -> None:
-    width = rows["epochs_done"].max() / _PARTS
-    part = (rows["epochs_done"] / width).apply(math.ceil) - 0.5
-    scale = rows[name].groupby(part).median()
-    axes.plot(scale.index * width, scale, **look)
+def _draw_noise(axes: Axes, curve: Curve, name: str) -> None:
+    width = curve.cells.index.max() / _PARTS
+    scale = curve.cells[name].groupby(np.ceil(curve.cells.index / width) - 0.5).median()
+    axes.plot(scale.index * width, scale, **curve.look)
