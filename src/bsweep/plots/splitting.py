@@ -11,24 +11,25 @@ from matplotlib.patches import Patch
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables.split_models import ways_in_words
-from bsweep.analysis.study.naming import length_of
+from bsweep.analysis.study.naming import length_of, words
 from bsweep.core.words import joined
 from bsweep.plots import drawing, scales
-from bsweep.plots.curves import COLORS, LINES, MARKERS, Curve, common, handle, value_label
+from bsweep.plots.curves import COLORS, LINES, Curve, categorical, common, handle
 from bsweep.plots.lines import draw_cells, repeats
 from bsweep.plots.rows import bars, few_enough
 from bsweep.plots.scales import Side
 
 MEGA = 1_000_000
-# The name and the look of each part.
-_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (label, {"facecolor": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0})
-    for name, label, color, hatch in (
-        ("parameter_bytes", "parameters", "#0072B2", ""),
-        ("gradient_bytes", "gradients", "#E69F00", "//////"),
-        ("optimizer_bytes", "optimizer state", "#009E73", "......"),
-        ("stashed_bytes", "older weights", "#CC79A7", "xxxxxx"),
-    )
+PARTS = {
+    "parameter_bytes": "parameters",
+    "gradient_bytes": "gradients",
+    "optimizer_bytes": "optimizer state",
+    "stashed_bytes": "older weights",
+}
+"""The parts of a worker's memory in words."""
+_LOOKS: dict[str, dict[str, Any]] = {
+    name: {"facecolor": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0}
+    for name, color, hatch in zip(PARTS, COLORS, ("", "//////", "......", "xxxxxx"), strict=False)
 }
 _WHOLES = {"peak_activation_bytes": "Activations", "peak_bytes": "Peak of the worker"}
 _MAX_BARS = 8  # workers of a cell with a bar each
@@ -50,19 +51,19 @@ def memory_by_worker(study: Study, table: pd.DataFrame) -> Figure:
         levels.remove("local_batch")  # It says only in which way the workers share the batch.
         cells = cells.droplevel("local_batch")
         table = table.droplevel("local_batch")
-    groups = table[[*_PARTS]].sum(axis="columns").groupby(level=levels)
+    groups = table[[*PARTS]].sum(axis="columns").groupby(level=levels)
     most = int(groups.size().max())
     is_fullest = groups.rank(method="first", ascending=False) == 1
-    megabytes = table[[*_PARTS, *_WHOLES]] / MEGA
+    megabytes = table[[*PARTS, *_WHOLES]] / MEGA
     megabytes = megabytes[is_fullest | (groups.transform("size") <= _MAX_BARS)].droplevel("worker")
     wholes = [name for name in _WHOLES if table[name].notna().any()]
     columns = [
-        ("Parts of the model (MB)", megabytes, {name: look for name, (_, look) in _PARTS.items()}),
+        ("Parts of the model (MB)", megabytes, _LOOKS),
         *((f"{_WHOLES[name]} (MB)", megabytes, {name: {"color": drawing.GRAY}}) for name in wholes),
     ]
     figure, _ = bars(cells, columns, 0.1 + 0.07 * min(_MAX_BARS, most))
-    parts = [name for name in _PARTS if name != "stashed_bytes" or table[name].max() > 0]
-    handles = [Patch(label=_PARTS[name][0], **_PARTS[name][1]) for name in parts]
+    parts = [name for name in PARTS if name != "stashed_bytes" or table[name].max() > 0]
+    handles = [Patch(label=PARTS[name], **_LOOKS[name]) for name in parts]
     shared = common(cells, [name for name in ("num_workers", "local_batch") if name in levels])
     drawing.add_legend(figure, handles, joined([shared, batch], ", "))
     return drawing.captioned(
@@ -92,18 +93,16 @@ def time_by_split(study: Study, table: pd.DataFrame) -> Figure:
     shown = table[table["is_fastest"]]
     is_one_batch = shown["global_batch"].nunique() < 2
     rows = shown.reset_index()
-    rows["order"] = pd.factorize(rows["panel"])[0]
-    rows = rows.sort_values(["order", "local_batch"], kind="stable")
-    by = ["panel"] if is_one_batch else ["panel", "local_batch"]
-    groups = [cells for _, cells in rows.groupby(by, sort=False)]
-    varying = [name for name in by if rows[name].nunique() > 1]
-    parts = groups[:_MAX_PANELS]
-    titles = [joined([_title(name, cells) for name in varying], ", ") for cells in parts]
-    looks = _looks(shown)
-    figure, grid = drawing.grid(len(parts), 1, 2.6)
+    if not is_one_batch:
+        rows = rows.sort_values("local_batch", kind="stable")
+        batches = [words("local_batch", batch) for batch in rows["local_batch"]]
+        rows["panel"] = [joined(pair, ", ") for pair in zip(rows["panel"], batches, strict=True)]
+    groups = [*rows.groupby("panel", sort=False)]
+    panels, looks, names = groups[:_MAX_PANELS], _looks(shown), ways_in_words(shown)
+    figure, grid = drawing.grid(len(panels), 1, 2.6)
     label = joined(["Training time (s)", length_of(study)], ", ")
-    drawing.name_panels(titles, grid, [("Workers", label)])
-    for (axes,), cells in zip(grid, parts, strict=True):
+    drawing.name_panels([str(panel) for panel, _ in panels], grid, [("Workers", label)])
+    for (axes,), (_, cells) in zip(grid, panels, strict=True):
         values = scales.seed_values(cells, "train_seconds")
         ends = scales.interval_ends(cells, "train_seconds")
         scales.fit_values(Side(axes), study, "train_seconds", values, ends)
@@ -112,10 +111,7 @@ def time_by_split(study: Study, table: pd.DataFrame) -> Figure:
             draw_cells(Side(axes), Curve(looks[key], placed), "train_seconds")
         scales.size_axis(axes, rows["num_workers"])
         axes.tick_params(labelleft=True)  # each panel has its own range
-    names = ways_in_words(shown)
-    strategies = [*dict.fromkeys(key[0] for key in names)]
-    ordered = sorted(names, key=lambda key: (strategies.index(key[0]), key[1]))
-    handles = [handle(looks[key], names[key]) for key in ordered]
+    handles = [handle(look, names[key]) for key, look in looks.items()]
     title = f"global batch {shown['global_batch'].iloc[0]}" if is_one_batch else ""
     drawing.add_legend(figure, handles, title)
     return drawing.captioned(
@@ -132,22 +128,15 @@ def time_by_split(study: Study, table: pd.DataFrame) -> Figure:
     )
 
 
-def _title(name: str, cells: pd.DataFrame) -> str:
-    value = cells[name].iloc[0]
-    return str(value) if name == "panel" else value_label(name, value)
-
-
 def _looks(table: pd.DataFrame) -> dict[Any, dict[str, Any]]:
     """Return the look of each strategy and number of replicas: colours and markers tell strategies
     apart, dashes and open markers replicas.
     """
-    strategies = [*dict.fromkeys(table["strategy"])]
-    return {
-        (strategy, replicas): {
-            "color": COLORS[strategies.index(strategy) % len(COLORS)],
-            "marker": MARKERS[strategies.index(strategy) % len(MARKERS)],
-            "linestyle": LINES[max(0, int(replicas).bit_length() - 1) % len(LINES)],
-            **({"markerfacecolor": "white"} if replicas > 1 else {}),
-        }
-        for strategy, replicas in zip(table["strategy"], table["replicas"], strict=True)
-    }
+    looks: dict[Any, dict[str, Any]] = {}
+    for place, (strategy, cells) in enumerate(table.groupby("strategy", sort=False)):
+        for replicas in sorted(cells["replicas"].unique()):
+            dash = LINES[max(0, int(replicas).bit_length() - 1) % len(LINES)]
+            looks[strategy, replicas] = {**categorical(place), "linestyle": dash}
+            if replicas > 1:
+                looks[strategy, replicas]["markerfacecolor"] = "white"
+    return looks

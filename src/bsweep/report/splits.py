@@ -15,13 +15,7 @@ from bsweep.analysis.cell_tables.keys import cell_keys, keyed
 from bsweep.analysis.study.naming import words
 from bsweep.core.words import joined
 from bsweep.plots import in_order
-
-_PARTS = {  # of a worker's memory, in words
-    "parameter_bytes": "parameters",
-    "gradient_bytes": "gradients",
-    "optimizer_bytes": "optimizer state",
-    "stashed_bytes": "older weights",
-}
+from bsweep.plots.splitting import MEGA, PARTS
 
 
 def splits(study: Study) -> dict[str, Any]:
@@ -85,14 +79,13 @@ def _memory(study: Study, table: pd.DataFrame) -> pd.DataFrame:
     workers = pd.Series(table.index.get_level_values("worker"))
     cells = pd.Series(_cells(study, table))
     free = workers.max() - workers.groupby(cells).transform("max")
-    megabytes = (table[[*_PARTS, "peak_activation_bytes", "peak_bytes"]] / 1e6).reset_index(
-        drop=True
-    )
-    rows = megabytes.assign(cell=cells, worker=workers, row=workers + free // 2)
-    rows = rows.rename(columns={"peak_activation_bytes": "activation", "peak_bytes": "peak"})
+    megabytes = table[[*PARTS, "peak_activation_bytes", "peak_bytes"]] / MEGA
+    megabytes = megabytes.set_axis([*PARTS, "activation", "peak"], axis="columns")
+    rows = megabytes.reset_index(drop=True)
+    rows = rows.assign(cell=cells, worker=workers, row=workers + free // 2)
     kept = ["cell", "worker", "row", "activation", "peak"]
     long = pd.concat(
         rows[kept].assign(part=words_of_part, place=place, megabytes=rows[part])
-        for place, (part, words_of_part) in enumerate(_PARTS.items())
+        for place, (part, words_of_part) in enumerate(PARTS.items())
     )
     return long[long["megabytes"] > 0].sort_index(kind="stable")
