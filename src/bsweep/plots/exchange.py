@@ -16,22 +16,30 @@ from bsweep.plots import drawing
 from bsweep.plots.curves import common, readable
 from bsweep.plots.rows import Column, bars, few_enough, write_beside
 
-# The name in the legend and the look of each part of a step, in a bar's order. The pale fills
-# (Tol's light scheme) are no colours of lines.
+# The pale fills (Tol's light scheme) are no colours of lines.
 _HATCHED = {"facecolor": "white", "edgecolor": "#999999", "hatch": "//////", "linewidth": 0}
-_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "compute_seconds": ("computing", {"facecolor": "#DDDDDD"}),
     "codec_seconds": ("coding", {"facecolor": "#FFAABB"}),
     "exposed_exchange_seconds": ("exchange, not overlapped", {"facecolor": "#EE8866"}),
     "wait_seconds": ("waiting for others", _HATCHED),
     "unsplit_seconds": ("parts not measured", {"facecolor": drawing.PALE}),
 }
+"""The name in the legend and the look of each part of a step, in a bar's order."""
 _WHISKERS: dict[str, Any] = {"fmt": "none", "ecolor": "#444444", "elinewidth": 0.8, "capsize": 2}
 
 
 def exchange_times(study: Study) -> pd.DataFrame:
     times = analysis.step_times(study)
     return times if (times["exposed_exchange_seconds"] > 0).any() else times[:0]
+
+
+def with_unsplit(times: pd.DataFrame) -> pd.DataFrame:
+    """Return times of steps, with `unsplit_seconds` in place of all parts of a step whose parts
+    were not measured.
+    """
+    is_split = times["compute_seconds"].notna()
+    return times.where(is_split).assign(unsplit_seconds=times["total_seconds"].mask(is_split))
 
 
 def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
@@ -41,9 +49,8 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
     The parts are computing, coding, exchanging and waiting for others.
     """
     times, left_out = few_enough(table)
-    is_split = times["compute_seconds"].notna()
-    seconds = times.where(is_split).assign(unsplit_seconds=times["total_seconds"].mask(is_split))
-    parts = {name: part for name, part in _PARTS.items() if seconds[name].gt(0).any()}
+    seconds = with_unsplit(times)
+    parts = {name: part for name, part in PARTS.items() if seconds[name].gt(0).any()}
     looks = {name: look for name, (_, look) in parts.items()}
     unit = analysis.step_unit(study)
     label = "Seconds per training step" if unit == "step" else f"Seconds per {unit}"

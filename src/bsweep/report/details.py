@@ -14,6 +14,7 @@ import pandas as pd
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.core.words import escaped
+from bsweep.plots.exchange import PARTS, with_unsplit
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Damaged, read_json
 
@@ -22,7 +23,6 @@ _MAX_FAILED = 40  # runs whose logs are in the page
 _MAX_EVENTS = 40  # of a run, the last ones
 _LONGEST = 500  # letters of the message of an event
 _TAIL = 3_000  # bytes of the end of a log
-_STEP = ["compute_seconds", "codec_seconds", "exposed_exchange_seconds", "wait_seconds"]
 _FINE = ("completed", "unfinished", "interrupted")
 
 
@@ -34,7 +34,8 @@ def details(study: Study) -> dict[str, Any]:
         study: The study.
 
     Returns:
-        `steps` for each run, as columns or None; `events` and `logs` by run id; `provenance` with
+        `steps` for each run, as columns or None, and `step_parts`, the names of these columns in
+        words; `events` and `logs` by run id; `provenance` with
         the columns that differ, and `shared_provenance` with those that do not.
     """
     runs = study.runs
@@ -42,10 +43,12 @@ def details(study: Study) -> dict[str, Any]:
     provenance = provenance.astype(object).where(provenance.notna(), None)
     is_shared = provenance.map(str).nunique() == 1
     first = provenance.loc[:, is_shared].iloc[0]
-    steps = dict(iter(analysis.step_parts(study).reset_index().groupby("run_id")))
+    parts = with_unsplit(analysis.step_parts(study))
+    steps = dict(iter(parts.reset_index().groupby("run_id")))
     return {
         "steps": [_steps(steps[run_id]) if run_id in steps else None for run_id in runs["run_id"]],
         "step_unit": analysis.step_unit(study),
+        "step_parts": {name: label for name, (label, _) in PARTS.items()},
         "events": dict(_events(study)),
         "logs": dict(_logs(study)),
         "shared_provenance": {
@@ -64,7 +67,7 @@ def _steps(rows: pd.DataFrame) -> dict[str, list[float | None]]:
     """
     every = -(-len(rows) // _MAX_POINTS)
     shown = rows[::-1][::every][::-1]
-    return {name: rounded(shown[name], 6) for name in ("epoch", "total_seconds", *_STEP)}
+    return {name: rounded(shown[name], 6) for name in ("epoch", *PARTS)}
 
 
 def rounded(values: pd.Series[Any], digits: int) -> list[float | None]:

@@ -711,14 +711,12 @@ async function renderRun() {
   }
   if (has.step) await drawStep(details.steps[row.at]);
 }
-const STEP_PARTS = [["compute_seconds", "computing"], ["codec_seconds", "coding"], ["exposed_exchange_seconds", "exchange, not overlapped"], ["wait_seconds", "waiting for others"]];
 async function drawStep(steps) {
-  const spec = structuredClone(study.charts.step), parts = [], unit = study.details.step_unit;
+  const spec = structuredClone(study.charts.step), parts = [], { step_unit: unit, step_parts: names } = study.details;
   spec.encoding.y.title = unit === "step" ? "seconds of a step" : `seconds of ${unit}`;
   for (const one of table(steps)) {
-    const known = STEP_PARTS.filter(([name]) => isNumber(one[name])), isSplit = isNumber(one.compute_seconds);
-    for (const [name, word] of isSplit ? known : [["total_seconds", "parts not measured"]]) {
-      if (one[name] > 0) parts.push({ epoch: one.epoch, part: word, seconds: one[name] });
+    for (const [name, part] of Object.entries(names)) {
+      if (one[name] > 0) parts.push({ epoch: one.epoch, part, seconds: one[name] });
     }
   }
   await draw("step", "Seconds of a step, by epoch", spec, parts);
