@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from bsweep.analysis import Simulation
 from bsweep.plots import drawing, scales
 from bsweep.plots.curves import BAND, LINES, MAX_LINES, categorical, handle
+from bsweep.plots.speed import IDEAL
 
 _CAPTION_LETTERS = 105  # in a line
-_IDEAL: dict[str, Any] = {"color": "#999999", "linestyle": ":"}
 _DOTS: dict[str, Any] = {"linestyle": "", "marker": "*", "color": "#222222", "markersize": 8}
 
 
@@ -58,8 +58,8 @@ def simulated_speedup(simulation: Simulation) -> Figure:
         name = f"{strategy}, {spaced}" if len(networks) > 1 else str(strategy)
         entries.append(handle(look, name))
     workers = simulated["num_workers"].unique()
-    axes.plot(workers, workers, **_IDEAL)
-    entries.append(handle(_IDEAL, "ideal"))
+    axes.plot(workers, workers, **IDEAL)
+    entries.append(handle(IDEAL, "ideal"))
     measured = cells[cells["kind"] == "measured"]
     axes.plot(measured["num_workers"], measured["speed_up"], **_DOTS, zorder=4)
     if len(measured):

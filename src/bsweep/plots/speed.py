@@ -17,7 +17,7 @@ from bsweep.plots.curves import Curve, Panel, curves, handle, handles, readable,
 from bsweep.plots.drawing import GRAY
 from bsweep.plots.lines import SIZES, lines, size_of, timed_cells
 
-_IDEAL: dict[str, Any] = {"color": GRAY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
+IDEAL: dict[str, Any] = {"color": GRAY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 
 
 def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
@@ -53,7 +53,7 @@ def throughput_and_speedup(study: Study, cells: pd.DataFrame) -> Figure:
         analysis.unequal_threads(timed_cells(study)),
         entries=[
             *(others[label] for label in others if label not in named),
-            *([handle(_IDEAL, "ideal")] if speedups else []),
+            *([handle(IDEAL, "ideal")] if speedups else []),
         ],
     )
 
@@ -78,7 +78,7 @@ def _draw_speedup(axes: Axes, study: Study, scaling: pd.DataFrame, along: str) -
         series = [replace(c, color_label=name) for c, name in zip(series, names, strict=True)]
     workers = sorted(set(scaling.index.get_level_values("num_workers")))
     for base in sorted(set(scaling["base_workers"])):
-        axes.plot([base, workers[-1]], [1, workers[-1] / base], **_IDEAL)
+        axes.plot([base, workers[-1]], [1, workers[-1] / base], **IDEAL)
     for curve in series:
         axes.plot(curve.cells["speedup"], **curve.look)
     axes.set_xticks(workers)
