@@ -35,8 +35,8 @@ def details(study: Study) -> dict[str, Any]:
 
     Returns:
         `steps` for each run, as columns or None, and `step_parts`, the names of these columns in
-        words; `events` and `logs` by run id; `provenance` with
-        the columns that differ, and `shared_provenance` with those that do not.
+        words; `events` and `logs` by run id; `provenance` with the columns that differ, and
+        `shared_provenance` with those that do not.
     """
     runs = study.runs
     provenance = study.provenance.set_index("run_id").reindex(runs["run_id"])
