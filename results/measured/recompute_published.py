@@ -134,7 +134,7 @@ def step_seconds() -> dict[tuple[int, int], list[float]]:
 def of_rules() -> Iterator[Told]:
     """How often rules name a cell within 5 % of the best, and their median share of the cost."""
     for rule, *texts in table(page(".", "Rules that choose a cell"), "rule"):
-        for grid, text in zip(("truth", "groupnorm", "rates"), texts, strict=True):
+        for grid, text in zip(("truth", "groupnorm", "rates", "small_cnn"), texts, strict=True):
             plays = [row for row in rows(f"{grid}/rules") if row["rule"] == rule]
             if plays:
                 close = sum(float(row["regret"]) <= 0.05 for row in plays)
