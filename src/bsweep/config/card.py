@@ -55,8 +55,8 @@ class Card(Schema):
     """
 
     brings: ClassVar[Mapping[str, Any]] = {}
-    """What the choice of this variant sets elsewhere unless the user gives it: options of other
-    groups, such as `{"launch": "torchrun"}`, and values of keys that are in no group.
+    """Values that the choice of this variant sets elsewhere unless the user gives them: options of
+    other groups, such as `{"launch": "torchrun"}`, and keys that are in no group.
     """
 
     internal: ClassVar[tuple[str, ...]] = ()
