@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,13 @@ def test_what_every_card_builds_is_there(group: str) -> None:
             card in (HorovodConfig, DeepSpeedConfig) and importlib.util.find_spec(name) is None
         ):
             assert load_object(card.builds), card
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_python_3_10_takes_every_default_of_a_card(group: str) -> None:
+    for card in cards_by_name(group).values():
+        for key in fields(card):
+            assert not isinstance(key.default, list | dict | set), (card, key.name)
 
 
 def test_num_workers_follows_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,10 +103,10 @@ def _values_of_card(card: type[Card], group: str, name: str) -> dict[str, Any]:
 
 def _defaults(schema: type[Schema], without: Collection[str]) -> dict[str, Any]:
     """Return the defaults of a schema's keys as plain values; `???` for a key that has none."""
-    values = {
-        key.name: "???" if key.default is MISSING else key.default
-        for key in fields(schema)
-        if key.name not in without
-    }
+    values: dict[str, Any] = {}
+    for key in fields(schema):
+        if key.name not in without:
+            default = key.default if key.default_factory is MISSING else key.default_factory()
+            values[key.name] = "???" if default is MISSING else default
     plain: dict[str, Any] = json.loads(json.dumps(values, default=vars))
     return plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -140,7 +140,7 @@ class LibraryConfig(ModelConfig):
 
     architecture: str
     """model.architecture=resnet50"""
-    options: Options = Keywords()
+    options: Options = field(default_factory=Keywords)
     """its keyword arguments: 'model.options={dropout: 0.3}'"""
     weights: PathName | None = None
     """file with pretrained weights (a state dict); another number of classes gets a new classifier

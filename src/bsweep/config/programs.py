@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -122,7 +122,7 @@ class OwnProgramConfig(ProgramConfig):
     name: Literal["own"]
     command: Command
     """program.command='python train.py --lr {lr}': words in braces are keys of the point"""
-    options: Options = Keywords()
+    options: Options = field(default_factory=Keywords)
     """your program's own settings: program.options.width=16,32 gives {width}, and
     bsweep.join().options
     """
@@ -130,7 +130,7 @@ class OwnProgramConfig(ProgramConfig):
     """the interpreter for `python` in the command; null: bsweep's own"""
     folder: PathName | None = None
     """the folder in which the command starts; null: the one in which bsweep was started"""
-    environment: Options = Keywords()
+    environment: Options = field(default_factory=Keywords)
     """more environment variables: '{OMP_NUM_THREADS: 4}'"""
     files: tuple[PathName, ...] | None = None
     """[train.py,model.py]: files that count into the run id; null: the files that the command names

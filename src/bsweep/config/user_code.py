@@ -22,7 +22,7 @@ import shutil
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -69,7 +69,7 @@ class UserCode(Card):
     """
 
     target: PathName
-    options: Options = Keywords()
+    options: Options = field(default_factory=Keywords)
     """its keyword arguments: GROUP.options.NAME=VALUE, or 'GROUP.options={NAME: VALUE}'"""
     fingerprint: str | None = None  # identifies the code; `resolve` sets it
 
