@@ -72,8 +72,10 @@ SCHEDULES = {
 def test_the_micro_batches_in_flight_are_those_of_torchs_schedules(
     schedule: Any, workers: int, number: int
 ) -> None:
-    from torch.distributed.pipelining.schedules import get_schedule_class
+    from torch.distributed.pipelining import schedules
 
+    if not hasattr(schedules, "ScheduleDualPipeV"):
+        pytest.skip("this torch writes the order of actions in another form")
     card = PipelineConfig(
         name="pipeline", replicas=1, reduce="fp32", schedule=schedule, microbatches=number,
         cuts=None,
@@ -83,7 +85,7 @@ def test_the_micro_batches_in_flight_are_those_of_torchs_schedules(
         n_local_stages=2, _n_microbatches=number, pp_group_size=workers, num_stages=2 * workers,
         _num_stages=2 * workers, number_of_rounds=rounds, microbatches_per_round=number // rounds,
     )  # fmt: skip
-    kind: Any = get_schedule_class(SCHEDULES[schedule])
+    kind: Any = schedules.get_schedule_class(SCHEDULES[schedule])
     for part in range(workers):
         orders = kind._calculate_single_rank_operations(stub, part)
         assert card.in_flight(part, workers) == _most_kept(orders)

@@ -41,10 +41,8 @@ def names(table: pd.DataFrame, shown: Sequence[str]) -> list[str]:
     """
     settings = table.index.to_frame(index=False)[list(shown)]
     varying = [name for name in shown if settings[name].nunique() > 1]
-    return [
-        settings_in_words(varying, row)
-        for row in settings[varying].itertuples(index=False, name=None)
-    ]
+    rows = settings[varying].astype(object).to_numpy()
+    return [settings_in_words(varying, row) for row in rows]
 
 
 @cached
