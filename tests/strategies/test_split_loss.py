@@ -32,6 +32,8 @@ EVALUATION = ("train.evaluation", "_scores_of_own_examples", 2)
 def test_a_lost_worker_is_named(
     tmp_path: Path, strategy: str, rank: int, struck_in: tuple[str, str, int]
 ) -> None:
+    if strategy == "sharded" and not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip("this torch shards on GPUs only")
     env = struck(tmp_path, (rank,), *struck_in)
     point = (*POINT, *SPLIT[strategy], "local_batch=8")
     result = bsweep("run", *point, cwd=tmp_path, env=env, timeout=60)
