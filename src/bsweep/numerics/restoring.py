@@ -21,6 +21,8 @@ def restoring(
     device: torch.device,
     tensors: Iterable[Tensor] = (),
     optimizer: Optimizer | None = None,
+    *,
+    attributes: bool = False,
 ) -> Iterator[None]:
     """Restore what the `with` block changes, also if it raises an error, such as a capture that
     breaks off.
@@ -30,7 +32,11 @@ def restoring(
         device: The device whose random numbers are restored, like those of the CPU.
         tensors: Other tensors to be restored in place.
         optimizer: An optimizer whose parameters and state are restored.
+        attributes: True if the model's attributes are restored, such as a mask that a pass has
+            made and the model keeps.
     """
+    modules = model.modules() if attributes else ()
+    attributes_before = [(vars(module), dict(vars(module))) for module in modules]
     # A forward pass may write into a buffer, or put another tensor in its place.
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     state = optimizer.state if optimizer else {}
@@ -45,7 +51,8 @@ def restoring(
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
-        for held, named in (*buffers, *states, *groups, (state, state_before)):
+        before_block = (*attributes_before, *buffers, *states, *groups, (state, state_before))
+        for held, named in before_block:
             held.clear()
             held.update(named)
         with torch.no_grad():

@@ -85,10 +85,9 @@ class Pipeline(Split, Staged):
             stage: StageModule([pieces[i][1] for i in spans[stage]], autocast, stage == last)
             for stage in self._held
         }
-        wholes = (model, *(piece for _, piece in pieces))
-        kept = [module for stage in self._modules.values() for module in stage.modules()]
-        modules = dict.fromkeys(module for whole in wholes for module in whole.modules())
-        self.receive(modules, kept)
+        whole = nn.ModuleList([model, *(piece for _, piece in pieces)])
+        needed = [module for stage in self._modules.values() for module in stage.modules()]
+        self.receive(whole.modules(), needed)
 
     def _cuts(self, seconds: list[float]) -> list[int]:
         """Return the configured cuts, those with which this run began, or balanced ones."""

@@ -41,7 +41,9 @@ class Sharded(Split, InEachPass):
             cast_forward_inputs=False,
         )
         # Layers are gathered in bf16 and stay so: autocast alone would gather them in fp32, and
-        # keep a rounded copy of each for the backward pass.
+        # keep a rounded copy of each for the backward pass. The loop's autocast stays around the
+        # passes nevertheless: norms, softmax and losses then compute in fp32, as with every other
+        # strategy, instead of in the type of the parameters.
         layers_policy = policy(param_dtype=torch.bfloat16) if self._is_rounded else policy()
         shard = functools.partial(
             fully_shard,

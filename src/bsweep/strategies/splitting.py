@@ -60,7 +60,7 @@ class Split(TorchStrategy):
         on_gpu = num_gpus(self.config.device) > 0
         self.device = torch.device("cuda", self.place.local_rank) if on_gpu else torch.device("cpu")
 
-    def receive(self, modules: Iterable[nn.Module], kept: Sequence[nn.Module] = ()) -> None:
+    def receive(self, modules: Iterable[nn.Module], needed: Sequence[nn.Module] = ()) -> None:
         """Give the tensors of modules the values that they have on the first worker. All workers
         call it together.
 
@@ -69,7 +69,7 @@ class Split(TorchStrategy):
 
         Args:
             modules: Modules, each once, without the modules in them.
-            kept: Those whose tensors this worker needs, without the modules in them. Other tensors
+            needed: Those whose tensors this worker needs, without the modules in them. Other tensors
                 become None. Empty: it needs all.
 
         Raises:
@@ -77,15 +77,16 @@ class Split(TorchStrategy):
                 does not receive.
         """
         modules = list(modules)
-        needed = {t for module in kept or modules for t in _tensors(module).values()}
+        needed = needed or modules
+        needed_tensors = {t for module in needed for t in _tensors(module).values()}
         values: dict[Tensor, Tensor | None] = {}
         for module in modules:
             for name, tensor in _tensors(module).items():
                 if tensor not in values:
                     value = self._received(tensor)
-                    values[tensor] = value if tensor in needed else None
+                    values[tensor] = value if tensor in needed_tensors else None
                 setattr(module, name, values[tensor])
-        for module in kept or modules:
+        for module in needed:
             _refuse_missing(module)
 
     def _received(self, tensor: Tensor) -> Tensor:
@@ -162,8 +163,8 @@ class Split(TorchStrategy):
                     state[key] = named[f"optimizer.{key}.{name}"]
             numbers = named[f"group.{name}"].tolist()  # all tensors of a group have the same
             for key, number in zip(_numbers(group), numbers, strict=True):
-                kept = group[key]
-                group[key] = kept.fill_(number) if isinstance(kept, Tensor) else type(kept)(number)
+                old = group[key]
+                group[key] = old.fill_(number) if isinstance(old, Tensor) else type(old)(number)
         return True
 
     def _named(self) -> dict[str, Any]:
@@ -209,8 +210,7 @@ def _refuse_missing(module: nn.Module) -> None:
 
 def _numbers(group: dict[str, Any]) -> list[str]:
     """Return the keys of a parameter group that hold numbers, such as LAMB's count of steps."""
-    kept = (key for key, value in group.items() if isinstance(value, (int, float, Tensor)))
-    return sorted(kept)
+    return sorted(key for key, value in group.items() if isinstance(value, (int, float, Tensor)))
 
 
 class Parts(Vector):

@@ -47,11 +47,8 @@ def measured(
             not compute what the model computes.
     """
     timeline, rounds = Timeline(inputs.device), []
-    modules = dict.fromkeys(
-        m for whole in (model, *(p for _, p in pieces)) for m in whole.modules()
-    )
-    attributes = [(module, dict(vars(module))) for module in modules]
-    with restoring(model, inputs.device):
+    whole = nn.ModuleList([model, *(piece for _, piece in pieces)])
+    with restoring(whole, inputs.device, attributes=True):
         models.refuse_other_outputs(pieces, model, inputs, autocast)
         for _ in range(_ROUNDS):
             x, outputs = inputs, []
@@ -64,9 +61,6 @@ def measured(
                 outputs.append(x.detach().to("meta"))
                 piece.zero_grad()
             rounds.append(timeline.totals())
-    for module, before in attributes:  # a model may keep a mask that a pass made, for example
-        vars(module).clear()
-        vars(module).update(before)
     return [min(seconds[name] for seconds in rounds) for name, _ in pieces], outputs
 
 
@@ -193,7 +187,7 @@ class Activations:
 
     def counted(self) -> AbstractContextManager[object]:
         """Return a context manager whose block contains the passes that count."""
-        return saved_tensors_hooks(lambda tensor: _Kept(tensor, self), lambda kept: kept.tensor)
+        return saved_tensors_hooks(lambda tensor: _Saved(tensor, self), lambda saved: saved.tensor)
 
     def add(self, tensor: Tensor, uses: int) -> None:
         """Count that a tensor is kept once more (`uses` is 1), or once less (-1)."""
@@ -207,7 +201,7 @@ class Activations:
         self.peak_bytes = max(self.peak_bytes, self._num_bytes)
 
 
-class _Kept:
+class _Saved:
     """A tensor that autograd keeps."""
 
     def __init__(self, tensor: Tensor, count: Activations) -> None:
