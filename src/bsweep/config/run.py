@@ -227,6 +227,11 @@ class RunConfig(Schema):
     def study_dir(self) -> Path:
         return _study_dir(self.results_dir, self.study)
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the point's run."""
+        return self.study_dir / self.run_id
+
     @functools.cached_property
     def run_id(self) -> str:
         """Return the run id: a readable name with a hash of the settings that may change the

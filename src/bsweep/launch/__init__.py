@@ -13,15 +13,29 @@ knows the modules that worker processes run, and the files by which a team is to
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from bsweep.core.ranks import inside_horovodrun
 from bsweep.launch.checks import check_hosts, check_machine
 from bsweep.launch.launcher import LaunchRequest, Outcome, launcher_of
+
+if TYPE_CHECKING:
+    from bsweep.launch.pool import ProcessPool
 
 __all__ = ["LaunchRequest", "Outcome", "check_hosts", "check_machine", "launch"]
 
 
-def launch(request: LaunchRequest) -> Outcome:
-    """Launch a point by the launcher that its configuration names, wait until its run ends, and
-    return the outcome.
+def launch(request: LaunchRequest, pool: ProcessPool | None = None) -> Outcome:
+    """Launch a point by the launcher that its configuration names, or by the processes of the
+    horovodrun around this one; wait until its run ends, and return the outcome.
+
+    Args:
+        request: The point, with its run folder.
+        pool: Keeps processes between the points of a sweep; None to start fresh processes.
     """
-    outcome: Outcome = launcher_of(request.config.launch.builds).launch(request)
+    if inside_horovodrun():
+        from bsweep.launch import warm  # imports Horovod and torch
+
+        return warm.launch(request)
+    outcome: Outcome = launcher_of(request.config.launch.builds).launch(request, pool)
     return outcome

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,34 +26,31 @@ from bsweep.runlog import errors
 from bsweep.runlog.files import RunPaths
 from bsweep.train import graph_capture, worker
 
+if TYPE_CHECKING:
+    from bsweep.launch.pool import ProcessPool
+
 logger = terminal.logger(__name__)
+
+
+_spoilt_by = ""
+"""The failure that made this process unfit to train; empty if none did."""
 
 
 class Inline(Launcher):
     """A launcher that runs a point's only worker in this process."""
 
-    def __init__(self) -> None:
-        self._spoilt_by = ""  # the failure that made this process unfit to train
-
-    def launch(self, request: LaunchRequest) -> Outcome:
+    def launch(self, request: LaunchRequest, pool: ProcessPool | None = None) -> Outcome:
         """Run a point's only worker, and return the status of the run and, after a failure, the
         cause.
 
         Then free the GPU memory of the point, such as that of its CUDA graphs, for the next one.
         """
-        if unfit := refusal(self._spoilt_by):
+        if unfit := refusal():
             return unfit
-        paths = request.paths
-        failure = run_here(request.config, paths, Place(), request.on_poll, request.entry)
+        failure = run_here(request.config, request.paths, Place(), request.on_poll, request.entry)
         if torch.cuda.is_initialized():
             memory.give_back_garbage()
-        if failure:
-            if failure.spoils_process:
-                self._spoilt_by = failure.outcome.message
-            return failure.outcome
-        ended = recorded(paths)
-        assert ended, "the worker returned without its last record"
-        return ended
+        return outcome_of([failure], request.paths)
 
 
 @dataclass(frozen=True)
@@ -68,15 +66,32 @@ class Failure:
     spoils_process: bool
 
 
-def refusal(spoilt_by: str) -> Outcome | None:
+def outcome_of(failures: Iterable[Failure | None], paths: RunPaths) -> Outcome:
+    """Return how a point ended, and remember if one of its processes should train no other point.
+
+    Args:
+        failures: What `run_here` returned in each process of the point. The failure of a process
+            that failed by itself takes precedence over those of processes that lost it.
+        paths: The point's run folder.
+    """
+    global _spoilt_by
+    failed = [failure for failure in failures if failure]
+    if not failed:
+        ended = recorded(paths)
+        assert ended, "training returned without its last record"
+        return ended
+    outcome = min(failed, key=lambda failure: failure.is_consequence).outcome
+    if any(failure.spoils_process for failure in failed):
+        _spoilt_by = outcome.message
+    return outcome
+
+
+def refusal() -> Outcome | None:
     """Return the outcome of a point that is not trained, because the processes that should train it
     ran out of memory before, and must not be replaced within this command; return None if they may
     train it.
-
-    Args:
-        spoilt_by: The failure that has spoilt one of the processes; empty if none did.
     """
-    reason = spoilt_by or graph_capture.lost_memory()
+    reason = _spoilt_by or graph_capture.lost_memory()
     if not reason:
         return None
     return Outcome(

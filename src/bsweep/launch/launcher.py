@@ -4,7 +4,6 @@ has such a class.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -46,8 +45,6 @@ class LaunchRequest:
     or after each step. If it raises an exception, the run ends.
     """
     entry: Entry = "bsweep.train.worker"
-    pool: ProcessPool | None = None
-    """The pool of processes that the sweep keeps between points; None to start fresh processes."""
 
     @property
     def ranks(self) -> range:
@@ -91,22 +88,20 @@ class Launcher(Protocol):
     The value `builds` of a launcher's card names the launcher's class, which takes no arguments.
     """
 
-    def launch(self, request: LaunchRequest) -> Outcome:
+    def launch(self, request: LaunchRequest, pool: ProcessPool | None = None) -> Outcome:
         """Run the workers of a point, wait until the run ends, and return how it ended.
 
         Args:
             request: The point, with its run folder.
+            pool: Keeps processes between the points of a sweep; None to start fresh processes.
 
         Returns:
             The status, and the cause of a failure.
         """
 
 
-@functools.cache  # `Inline` remembers whether this process may still train
 def launcher_of(builds: str) -> Any:
     """Return the launcher whose class the fact `builds` of a card of the group `launch` names: a
     `Launcher`, or a `bsweep.launch.processes.ProcessLauncher` if it starts processes.
-
-    All points of this process with the same class share one object.
     """
     return load_object(builds)()

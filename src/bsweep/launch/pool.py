@@ -169,14 +169,14 @@ class ProcessPool:
 
         The pool keeps only processes that one of these points can use.
         """
-        folders = [config.study_dir / config.run_id for config in configs]
+        folders = [config.folder for config in configs]
         self._keys = {
             folder: key_of(config) or folder
             for folder, config in zip(folders, configs, strict=True)
         }
         self._coming = set(folders)
         first = {key: number for number, key in reversed([*enumerate(self._keys.values())])}
-        return sorted(configs, key=lambda c: first[self._keys[c.study_dir / c.run_id]])
+        return sorted(configs, key=lambda c: first[self._keys[c.folder]])
 
     @contextmanager
     def team_for(self, request: LaunchRequest, commands_for: Commands) -> Iterator[Team]:

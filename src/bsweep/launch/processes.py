@@ -78,7 +78,7 @@ class ProcessLauncher(Launcher):
             The arguments of the command that runs it, beginning with the program.
         """
 
-    def launch(self, request: LaunchRequest) -> Outcome:
+    def launch(self, request: LaunchRequest, pool: ProcessPool | None = None) -> Outcome:
         """Run a point in processes that commands such as torchrun start, and return how the run
         ended.
         """
@@ -86,7 +86,7 @@ class ProcessLauncher(Launcher):
         for rank in request.ranks:
             paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
         try:
-            with (request.pool or ProcessPool()).team_for(request, self.commands) as team:
+            with (pool or ProcessPool()).team_for(request, self.commands) as team:
                 timeout = _wait(team, request)
                 # A command that still runs says nothing about its host.
                 codes = [command.poll() for command in team.commands]

@@ -29,7 +29,7 @@ from bsweep.core import memory, signals
 from bsweep.core.ranks import Place
 from bsweep.launch import inline
 from bsweep.launch.horovodrun_command import listen_only_at
-from bsweep.launch.launcher import LaunchRequest, Outcome, recorded
+from bsweep.launch.launcher import LaunchRequest, Outcome
 from bsweep.runlog.checkpoint_files import is_stop_requested
 from bsweep.runlog.files import RunPaths
 
@@ -44,7 +44,6 @@ class WarmRank:
 
     def __init__(self) -> None:
         self._is_training = False
-        self._spoilt_by = ""  # the failure that made the processes unfit to train
         # The address and the port where ranks meet at the next restart.
         self._meeting_point: tuple[str, str] | None = None
         self._registry: RendezvousServer | None = None  # only rank 0 has one
@@ -86,19 +85,19 @@ class WarmRank:
 
         Only rank 0 calls this method.
         """
-        if unfit := inline.refusal(self._spoilt_by):
+        if unfit := inline.refusal():
             return unfit
         _send((request.config, request.paths.folder.resolve()))
         self._is_training = True
-        outcome = self._train(request.config, request.paths, request.on_poll)
-        if outcome is None:  # `_is_training` stays True, for no rank is left to receive messages
+        failures = self._train(request.config, request.paths, request.on_poll)
+        if failures is None:  # `_is_training` stays True, for no rank is left to receive messages
             return Outcome(
                 "interrupted",
                 "another worker ended, and horovodrun then ends all workers: see what horovodrun "
                 "printed",
             )
         self._is_training = False
-        return outcome
+        return inline.outcome_of(failures, request.paths)
 
     def _follow(self) -> int:
         while True:
@@ -110,35 +109,24 @@ class WarmRank:
 
     def _train(
         self, config: RunConfig, paths: RunPaths, on_step: Callable[[], None]
-    ) -> Outcome | None:
-        """Train a point together with the other ranks, agree with them on how the run ended, and
-        return that outcome.
+    ) -> list[inline.Failure | None] | None:
+        """Train a point together with the other ranks, and return the failure of each rank.
 
-        The error of a rank that failed by itself takes precedence over those of ranks that lost it.
         On rank 0, return None if another process ended and horovodrun therefore asks this one to
         stop: the ranks could not meet again.
         """
-        report = inline.run_here(config, paths, Place.from_environment(), on_step)
+        failure = inline.run_here(config, paths, Place.from_environment(), on_step)
         memory.give_back_garbage()
-        if report:
-            if report.is_consequence and hvd.rank() == 0 and _is_asked_to_stop(paths):
+        if failure:
+            if failure.is_consequence and hvd.rank() == 0 and _is_asked_to_stop(paths):
                 return None
             self.restart()  # also ends the exchange that the other ranks wait for
         try:
-            reports = hvd.allgather_object(report, name="report")
+            failures = hvd.allgather_object(failure, name="failure")
         except HorovodInternalError:  # another rank failed after this one had finished
             self.restart()
-            reports = hvd.allgather_object(report, name="report")
-        failures = [report for report in reports if report]
-        failures.sort(key=lambda failure: failure.is_consequence)
-        if failures:
-            outcome: Outcome = failures[0].outcome
-            if any(failure.spoils_process for failure in failures):
-                self._spoilt_by = outcome.message
-            return outcome
-        ended = recorded(paths)
-        assert ended or hvd.rank(), "training returned without its last record"
-        return ended or Outcome("completed")
+            failures = hvd.allgather_object(failure, name="failure")
+        return list(failures)
 
     def restart(self) -> None:
         """Shut Horovod down on this rank after a failure, and start it again together with the

@@ -110,7 +110,7 @@ def check_all(configs: Iterable[RunConfig]) -> dict[Path, list[str]]:
     problems: dict[str, None] = {}  # each once, in order
     for config in configs:
         try:
-            doubts[paths_of(config).folder] = check_point(config)
+            doubts[config.folder] = check_point(config)
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
     if problems:

@@ -66,14 +66,14 @@ class Progress:
 
     def skip(self, config: RunConfig, why: str) -> None:
         self.num_done += 1
-        self.note(f"{config.study_dir / config.run_id}: skipped, {why}", indent="")
+        self.note(f"{config.folder}: skipped, {why}", indent="")
 
     def give_up(self, config: RunConfig, why: str) -> None:
         """Print that a point was interrupted because its files could not be written; `why` is the
         message to show.
         """
         self._end_live_line()
-        self.note(f"{config.study_dir / config.run_id}: interrupted: {why}")
+        self.note(f"{config.folder}: interrupted: {why}")
 
     def note(self, line: str, indent: str = "  ") -> None:
         """Print a line that concerns the current run."""

@@ -162,7 +162,7 @@ def _attempt(
 
 
 def paths_of(config: RunConfig) -> RunPaths:
-    return RunPaths(config.study_dir / config.run_id)
+    return RunPaths(config.folder)
 
 
 def result_of(config: RunConfig) -> str | None:
@@ -301,7 +301,7 @@ def set_aside(config: RunConfig) -> None:
 
     The point counts as new from then on.
     """
-    folder = paths_of(config).folder
+    folder = config.folder
     with claims.run_claimed(folder) as is_ours:
         if is_ours:
             _set_aside(folder, folder)

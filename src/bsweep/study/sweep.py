@@ -7,25 +7,24 @@ that launches a point.
 
 from __future__ import annotations
 
+import functools
 import time
 import traceback
 from collections.abc import Sequence, Set
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from bsweep import launch
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import terminal
-from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.whole_files import explained, is_full
-from bsweep.launch import LaunchRequest, Outcome, hosts_check
+from bsweep.launch import hosts_check
 from bsweep.launch.pool import ProcessPool
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.study import checks, claims, commands, parallel, states
 from bsweep.study.progress import Progress
-from bsweep.study.run_point import Launch, paths_of, result_of, run_point, set_aside, why_skipped
+from bsweep.study.run_point import Launch, result_of, run_point, set_aside, why_skipped
 from bsweep.trackers import live
 
 logger = terminal.logger(__name__)
@@ -59,9 +58,7 @@ class Sweep:
         self._doubts = checks.check_all(configs)
         # By their folders: a point that is given twice is run once.
         self._points = {
-            paths_of(config).folder: config
-            for config in configs
-            if wanted is None or config.run_id in wanted
+            config.folder: config for config in configs if wanted is None or config.run_id in wanted
         }
         self.studies: dict[Path, list[RunConfig]] = {folder.parent: [] for folder in self._points}
         """The points of the command in each study folder, for studies in which at least one point
@@ -79,6 +76,7 @@ class Sweep:
             raise ConfigError(*unready)
         self._progress = Progress(len(self._points))
         self._pool = ProcessPool()
+        self._launch = functools.partial(launch.launch, pool=self._pool)
 
     def run(self) -> list[str]:
         """Run the chosen points, and return the status of each.
@@ -99,13 +97,13 @@ class Sweep:
             statuses = dict(self._results)
             why_in_turn = parallel.why_in_turn(self._left)
             if why_in_turn is None:
-                folders = [paths_of(config).folder for config in self._left]
+                folders = [config.folder for config in self._left]
                 statuses |= zip(folders, self._run_at_once(), strict=True)
             else:
                 if why_in_turn:
                     self._progress.say(why_in_turn)
                 for config in self._pool.ordered(self._left):
-                    statuses[paths_of(config).folder] = self._run(config, self._launch)
+                    statuses[config.folder] = self._run(config, self._launch)
             while others := [folder for folder, end in statuses.items() if end == "running"]:
                 time.sleep(_WAIT_SECONDS)
                 for folder in others:
@@ -139,21 +137,13 @@ class Sweep:
 
         return parallel.run_at_once(self._left, run_beside)
 
-    def _launch(self, request: LaunchRequest) -> Outcome:
-        """Launch a point in processes that this sweep may keep for the next one."""
-        if inside_horovodrun():
-            from bsweep.launch import warm  # imports Horovod and torch
-
-            return warm.launch(request)
-        return launch.launch(replace(request, pool=self._pool))
-
     def _run_after_others(self, config: RunConfig) -> str:
         """Return the status of a point that another process ran; run the point if it has ended
         unfinished, and return "running" if it has not ended.
         """
-        if claims.is_run_claimed(paths_of(config).folder):
+        if claims.is_run_claimed(config.folder):
             return "running"
-        status = states.state_of_run(paths_of(config).folder).status
+        status = states.state_of_run(config.folder).status
         if status not in (*states.RESULTS, *states.FAILURES):
             return self._run(config, self._launch)
         self._progress.skip(config, f"{status}, because another process has run it")
@@ -164,7 +154,7 @@ class Sweep:
         full, else `failed`.
         """
         try:
-            doubts = self._doubts[paths_of(config).folder]
+            doubts = self._doubts[config.folder]
             return run_point(config, doubts, self._progress, launch_point)
         except Exception as error:  # must not end the other points
             # A full disk of the run's own files: errors of its workers are on record.
