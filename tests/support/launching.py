@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from bsweep.config.launch import ProcessesConfig
 from bsweep.launch import processes
 from bsweep.launch.launcher import LaunchRequest
+from bsweep.launch.pool import Watched
 
 
 class Scripted(processes.ProcessLauncher):
@@ -17,7 +17,7 @@ class Scripted(processes.ProcessLauncher):
         self._commands = list(commands)
 
     def commands(
-        self, request: LaunchRequest, words: Sequence[str], lifeline: Path
+        self, request: LaunchRequest, worker: Sequence[str], watched: Watched
     ) -> list[list[str]]:
         return self._commands
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bsweep.config.card import load_object
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.launch.checks import check_hosts, check_machine
-from bsweep.launch.launcher import LaunchRequest, Outcome, launcher_of
+from bsweep.launch.launcher import LaunchRequest, Outcome
 
 if TYPE_CHECKING:
     from bsweep.launch.pool import ProcessPool
@@ -37,5 +38,5 @@ def launch(request: LaunchRequest, pool: ProcessPool | None = None) -> Outcome:
         from bsweep.launch import warm  # imports Horovod and torch
 
         return warm.launch(request)
-    outcome: Outcome = launcher_of(request.config.launch.builds).launch(request, pool)
+    outcome: Outcome = load_object(request.config.launch.builds)().launch(request, pool)
     return outcome

@@ -11,18 +11,18 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from bsweep.config.launch import HorovodrunConfig, nodes_of
 from bsweep.launch import horovodrun_command, processes, ssh
 from bsweep.launch.launcher import LaunchRequest
+from bsweep.launch.pool import Watched
 
 
 class Horovodrun(ssh.OverSsh, processes.ProcessLauncher):
     """A launcher that runs one horovodrun command, which starts the workers on all hosts."""
 
     def commands(
-        self, request: LaunchRequest, words: Sequence[str], lifeline: Path
+        self, request: LaunchRequest, worker: Sequence[str], watched: Watched
     ) -> list[list[str]]:
         """Return the horovodrun command that starts the workers of a point, as a list with one
         command line.
@@ -40,9 +40,8 @@ class Horovodrun(ssh.OverSsh, processes.ProcessLauncher):
             horovodrun_command.__file__,  # a path: see `lifeline.words`
             shlex.join(ssh.options(launch)),
         ]
-        worker = processes.worker_command(request, "HOROVOD_RANK", words)
         if nodes:
-            worker = processes.watched(launch, lifeline, worker)
+            worker = watched(worker)
         return [[*horovodrun, "-np", str(config.num_workers), "--gloo", *options, *worker]]
 
     def failures(self, console: str) -> list[tuple[int, int]]:

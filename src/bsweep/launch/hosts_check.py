@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bsweep.config import user_code
+from bsweep.config.card import load_object
 from bsweep.config.launch import ProcessesConfig, SshConfig, nodes_of
 from bsweep.config.models import LibraryConfig
 from bsweep.config.run import RunConfig
@@ -28,7 +29,6 @@ from bsweep.config.saved import save_config
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.words import counted, excerpt
 from bsweep.launch import machine_facts, ssh
-from bsweep.launch.launcher import launcher_of
 from bsweep.runlog.files import RunPaths
 
 _MOST_AT_ONCE = 64
@@ -155,8 +155,7 @@ def ask(host: str, launch: ProcessesConfig, request: Mapping[str, Any]) -> Facts
     program = [sys.executable, "-m", "bsweep.launch.machine_facts"]
     seconds = launch.start_timeout_seconds
     try:
-        words = launcher_of(launch.builds).on_host(host, launch, program)
-        run = _run(words, seconds, json.dumps(request) + "\n")
+        run = _run(host, launch, program, seconds, json.dumps(request) + "\n")
     except subprocess.TimeoutExpired:
         problem = f"it did not answer within {seconds} s: raise launch.start_timeout_seconds"
         return {"problem": problem}
@@ -175,9 +174,12 @@ def ask(host: str, launch: ProcessesConfig, request: Mapping[str, Any]) -> Facts
     return {"problem": problem}
 
 
-def _run(words: Sequence[str], seconds: float, text: str = "") -> subprocess.CompletedProcess[str]:
+def _run(
+    host: str, launch: ProcessesConfig, words: Sequence[str], seconds: float, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command on a host, with a text as its input, for at most so many seconds."""
     return subprocess.run(
-        words,
+        load_object(launch.builds)().on_host(host, launch, words),
         input=text,
         capture_output=True,
         text=True,
@@ -342,9 +344,8 @@ def silent_hosts(config: RunConfig) -> dict[str, str]:
     silence = "no answer" if isinstance(launch, SshConfig) else "no answer to srun"
 
     def knock(host: str) -> str | None:
-        words = launcher_of(launch.builds).on_host(host, launch, ["true"])
         try:
-            run = _run(words, 2 * ssh.CONNECT_SECONDS)
+            run = _run(host, launch, ["true"], 2 * ssh.CONNECT_SECONDS)
         except subprocess.TimeoutExpired:
             return silence
         return (ssh.reason(run.stderr) or silence) if run.returncode else None

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from bsweep.config.card import load_object
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.runlog import reading
@@ -98,10 +97,3 @@ class Launcher(Protocol):
         Returns:
             The status, and the cause of a failure.
         """
-
-
-def launcher_of(builds: str) -> Any:
-    """Return the launcher whose class the fact `builds` of a card of the group `launch` names: a
-    `Launcher`, or a `bsweep.launch.processes.ProcessLauncher` if it starts processes.
-    """
-    return load_object(builds)()

@@ -7,19 +7,23 @@ Any failure ends the team, and the next point gets fresh processes.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from bsweep.config import user_code
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.core import signals
-from bsweep.launch import environment
+from bsweep.core.signals import LAUNCHER
+from bsweep.launch import environment, lifeline
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
 from bsweep.train.team_files import PATIENCE_SECONDS, UNFIT, TeamPaths
@@ -27,15 +31,13 @@ from bsweep.train.team_files import PATIENCE_SECONDS, UNFIT, TeamPaths
 _EXIT_SECONDS = 10
 _PREFIX = ".team."
 
-Commands = Callable[[LaunchRequest, Sequence[str], Path], list[list[str]]]
+Watched = Callable[[Sequence[str]], list[str]]
+"""The type of a function that returns a command which runs another one, and ends it early if its
+launcher is lost.
+"""
+
+Commands = Callable[[LaunchRequest, Sequence[str], Watched], list[list[str]]]
 """The type of the method `ProcessLauncher.commands`."""
-
-
-def lifeline_seconds(launch: ProcessesConfig) -> float:
-    """Return for how many seconds a launcher may leave its lifeline file untouched before the
-    program `bsweep.launch.lifeline` ends the command that it runs.
-    """
-    return min(PATIENCE_SECONDS, launch.stall_timeout_seconds)
 
 
 class Team:
@@ -53,8 +55,9 @@ class Team:
         self, request: LaunchRequest, commands_for: Commands, folder: Path, key: Hashable
     ) -> None:
         self._key = key
+        lifeline_seconds = min(PATIENCE_SECONDS, request.card.stall_timeout_seconds)
         # How long the lifeline may stay untouched before the team counts as lost.
-        self._idle_seconds = lifeline_seconds(request.card) / 2
+        self._idle_seconds = lifeline_seconds / 2
         self._paths = TeamPaths(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder)).resolve())
         self._done = [self._paths.done(rank) for rank in request.ranks]
         for path in (self._paths.points, *self._done):
@@ -72,8 +75,9 @@ class Team:
         """The running commands."""
         environment.write(request.paths.environment, environment.by_file(os.environ, request.card))
         env = environment.in_the_open(os.environ, request.card)
-        words = [request.entry, str(self._paths.folder)]
-        to_start = commands_for(request, words, self._paths.lifeline)
+        worker = _worker_command(request, self._paths.folder)
+        watched = partial(lifeline.words, self._paths.lifeline, lifeline_seconds)
+        to_start = commands_for(request, worker, watched)
         try:
             with _interrupts_held(), self.console.open("wb") as output:
                 for command in to_start:
@@ -137,6 +141,19 @@ class Team:
     def _write_line(self, line: str) -> None:
         with self._paths.points.open("a") as file:
             file.write(f"{line}\n")
+
+
+def _worker_command(request: LaunchRequest, team: Path) -> list[str]:
+    """Return the shell command that starts one worker or parameter server of a point.
+
+    The process's output goes to the log folder of its rank.
+    """
+    paths = request.paths
+    folder = shlex.quote(str(paths.logs.resolve())) + '/rank."${HOROVOD_RANK-$RANK}"'
+    read = f". {shlex.quote(str(paths.environment.resolve()))}; "
+    words = shlex.join([sys.executable, "-u", "-m", request.entry, str(team)])
+    run = f"{words} >{folder}/stdout 2>{folder}/stderr"
+    return ["sh", "-c", f"{read}export {LAUNCHER}=$PPID; exec {run}"]
 
 
 def key_of(config: RunConfig) -> Hashable:

@@ -5,9 +5,7 @@ processes, waits for them and ends them.
 from __future__ import annotations
 
 import random
-import shlex
 import subprocess
-import sys
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,11 +14,10 @@ from pathlib import Path
 
 from bsweep.config.launch import ProcessesConfig
 from bsweep.core import memory, terminal
-from bsweep.core.signals import LAUNCHER
 from bsweep.core.words import duration
-from bsweep.launch import environment, failure, lifeline
+from bsweep.launch import environment, failure
 from bsweep.launch.launcher import Launcher, LaunchRequest, Outcome, recorded
-from bsweep.launch.pool import ProcessPool, Team, lifeline_seconds
+from bsweep.launch.pool import ProcessPool, Team, Watched
 from bsweep.launch.waiting import APART_SECONDS, Waiting, cause_of_stall
 from bsweep.runlog import waits
 
@@ -37,16 +34,17 @@ class ProcessLauncher(Launcher):
 
     @abstractmethod
     def commands(
-        self, request: LaunchRequest, words: Sequence[str], lifeline: Path
+        self, request: LaunchRequest, worker: Sequence[str], watched: Watched
     ) -> list[list[str]]:
         """Return the command lines that start all processes of a point: one for all hosts, or one
         or more for each host.
 
         Args:
             request: The point.
-            words: The arguments of `python -m` in each process.
-            lifeline: The file that shows processes, such as those on other hosts, that the launcher
-                lives; see `bsweep.launch.lifeline`.
+            worker: The command that starts one worker or parameter server, and finds its rank in
+                the environment.
+            watched: Returns a command that runs another one, such as one on another host, and ends
+                it early if this launcher is lost.
 
         Returns:
             The arguments of each command, beginning with the program.
@@ -102,35 +100,6 @@ class ProcessLauncher(Launcher):
         return failure.outcome(
             request, failures, console, codes, is_starved=is_starved, timeout=timeout
         )
-
-
-def worker_command(request: LaunchRequest, rank_variable: str, words: Sequence[str]) -> list[str]:
-    """Return the shell command that starts one worker or parameter server of a point.
-
-    The process's output goes to the log folder of its rank.
-
-    Args:
-        request: The point.
-        rank_variable: The environment variable that holds the rank.
-        words: The arguments of `python -m`.
-    """
-    paths = request.paths
-    folder = shlex.quote(str(paths.logs.resolve())) + f'/rank."${rank_variable}"'
-    read = f". {shlex.quote(str(paths.environment.resolve()))}; "
-    run = f"{shlex.join([sys.executable, '-u', '-m', *words])} >{folder}/stdout 2>{folder}/stderr"
-    return ["sh", "-c", f"{read}export {LAUNCHER}=$PPID; exec {run}"]
-
-
-def watched(launch: ProcessesConfig, file: Path, command: Sequence[str]) -> list[str]:
-    """Return a command line that runs a command, and ends it early if this launcher is lost or has
-    started other processes instead.
-
-    Args:
-        launch: The card of the launcher.
-        file: The lifeline file, see `bsweep.launch.lifeline`.
-        command: The command to run.
-    """
-    return lifeline.words(file, lifeline_seconds(launch), command)
 
 
 def meeting_port() -> int:

@@ -9,11 +9,11 @@ import re
 import shlex
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 
 from bsweep.config.launch import ProcessesConfig, hosts_of_ranks, nodes_of
 from bsweep.launch import environment, processes
 from bsweep.launch.launcher import LaunchRequest
+from bsweep.launch.pool import Watched
 
 # The step shares the job with the sweep itself. SLURM must not divide a node's memory and cores
 # among the tasks, which share them by themselves.
@@ -24,7 +24,7 @@ class Srun(processes.ProcessLauncher):
     """A launcher that runs one srun command, which starts a SLURM task for each rank."""
 
     def commands(
-        self, request: LaunchRequest, words: Sequence[str], lifeline: Path
+        self, request: LaunchRequest, worker: Sequence[str], watched: Watched
     ) -> list[list[str]]:
         """Return the srun command that starts the processes of a point, as a list with one command
         line.
@@ -44,14 +44,13 @@ class Srun(processes.ProcessLauncher):
         port = processes.meeting_port()
         # SLURM sends SIGTERM to all processes of a job. Workers ignore it, since the sweep gets it
         # too and has them save a checkpoint.
-        command = processes.worker_command(request, "RANK", words)
-        worker = ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *command]
+        worker = ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *worker]
         script = (
             f'set -- {" ".join(local_ranks)}; shift "$SLURM_PROCID"; '
             f'export RANK="$SLURM_PROCID" WORLD_SIZE={len(ranks)} LOCAL_RANK="${{1%/*}}" '
             f'LOCAL_WORLD_SIZE="${{1#*/}}" '
             f"MASTER_ADDR={ranks[0]} MASTER_PORT={port}; exec "
-            f"{shlex.join(processes.watched(launch, lifeline, worker))}"
+            f"{shlex.join(watched(worker))}"
         )
         return [[*_step(ranks), "sh", "-c", script]]
 

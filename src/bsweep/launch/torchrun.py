@@ -7,12 +7,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from bsweep.config.launch import TorchrunConfig, nodes_of
 from bsweep.core import network
 from bsweep.launch import processes, ssh, torchrun_command
 from bsweep.launch.launcher import LaunchRequest
+from bsweep.launch.pool import Watched
 
 
 class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
@@ -21,7 +21,7 @@ class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
     """
 
     def commands(
-        self, request: LaunchRequest, words: Sequence[str], lifeline: Path
+        self, request: LaunchRequest, worker: Sequence[str], watched: Watched
     ) -> list[list[str]]:
         """Return the torchrun commands that start the processes of a point, one for each series of
         consecutive ranks on the same host.
@@ -34,8 +34,7 @@ class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
         torchrun = [sys.executable, torchrun_command.__file__]  # a path: see `lifeline.words`
         # Workers' output goes to the run's folder. Without --log-dir, torchrun would leave an empty
         # folder behind each time.
-        command = processes.worker_command(request, "RANK", words)
-        worker = ["--log-dir=/dev/null", "--no-python", *command]
+        worker = ["--log-dir=/dev/null", "--no-python", *worker]
         if not launch.named_hosts:
             meet = _meeting("127.0.0.1:0", 0, network.loopback())
             return [[*torchrun, *meet, f"--nproc-per-node={len(request.ranks)}", *worker]]
@@ -47,7 +46,7 @@ class Torchrun(ssh.OverSsh, processes.ProcessLauncher):
             shape = [f"--nnodes={len(nodes)}", f"--nproc-per-node={num_local}"]
             command = [*torchrun, *meet, *shape, *worker]
             if not ssh.is_here(host):
-                command = self.on_host(host, launch, processes.watched(launch, lifeline, command))
+                command = self.on_host(host, launch, watched(command))
             commands.append(command)
         return commands
 

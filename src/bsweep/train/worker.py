@@ -365,7 +365,21 @@ def enter(work: Work) -> NoReturn:
         gc.freeze()
         paths = TeamPaths(Path(sys.argv[1]))
         for run in team_files.runs(paths):
-            place = take_part(run, work)
+            config = read_config(run.config)  # the sweep has looked for contradictions
+            place = Place.from_environment(config.num_server_processes)
+            with (
+                waits.shown(run.waits(place.rank)),
+                suppress(Diverged, Stopped),
+                errors_reported(run, place),
+            ):
+                if place.is_server:
+                    user_code.load_saved(config, run.own)
+                    with held(run.worker_claim(place.rank), _LEFT):
+                        strategies.serve(config, place, run)
+                else:
+                    work(config, run, place)
+                with suppress(OSError):  # of a full disk, which must not fail a complete run
+                    run.clean_exit(place.rank).touch()
             with paths.done(place.rank).open("ab") as file:
                 file.write(UNFIT if graph_capture.broken_capture() else FIT)
             user_code.forget()
@@ -375,28 +389,6 @@ def enter(work: Work) -> NoReturn:
         _leave(1)
     atexit._run_exitfuncs()  # Horovod registers one of these.
     _leave(0)
-
-
-def take_part(paths: RunPaths, work: Work) -> Place:
-    """Run this process as a parameter server or a worker of a run, then return its rank in the run
-    and on its host. The sweep has looked for contradictions in the run's configuration.
-    """
-    config = read_config(paths.config)
-    place = Place.from_environment(config.num_server_processes)
-    with (
-        waits.shown(paths.waits(place.rank)),
-        suppress(Diverged, Stopped),
-        errors_reported(paths, place),
-    ):
-        if place.is_server:
-            user_code.load_saved(config, paths.own)
-            with held(paths.worker_claim(place.rank), _LEFT):
-                strategies.serve(config, place, paths)
-        else:
-            work(config, paths, place)
-        with suppress(OSError):  # of a full disk, which must not fail a run that is complete
-            paths.clean_exit(place.rank).touch()
-    return place
 
 
 def _leave(code: int) -> NoReturn:
