@@ -26,14 +26,12 @@ from bsweep.config.user_code import Keywords, Options
 from bsweep.config.values import ConfigError, Count, PathName, did_you_mean, show
 from bsweep.core.checksums import sha256_of
 
-Worker = Literal["bsweep.train.worker", "bsweep.external.worker"]
-
 
 class ProgramConfig(Card):
     """The base class of the cards of all programs."""
 
-    worker: ClassVar[Worker] = "bsweep.train.worker"
-    """The module that each worker process runs."""
+    worker: ClassVar[str] = "bsweep.train.worker:train"
+    """The module that each worker process runs, and the function that it calls for a point."""
 
     is_own: ClassVar[bool] = False
     """True if the program loads data and trains by code that bsweep does not know."""
@@ -150,7 +148,7 @@ class OwnProgramConfig(ProgramConfig):
         "strategy": "program",
     }
     internal: ClassVar[tuple[str, ...]] = ("files_sha256", "most_steps")
-    worker: ClassVar[Worker] = "bsweep.external.worker"
+    worker: ClassVar[str] = "bsweep.external.worker:run_program"
     is_own: ClassVar[bool] = True
     changes_no_number: ClassVar[tuple[str, ...]] = ("folder", "files", "most_steps")
 

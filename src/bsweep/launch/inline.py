@@ -8,23 +8,22 @@ trains no further point: it may fail, or has less memory, until it ends.
 
 from __future__ import annotations
 
-import importlib
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from bsweep.config.run import RunConfig
+from bsweep.config.card import load_object
 from bsweep.core import memory, terminal
 from bsweep.core.ranks import Place
 from bsweep.core.whole_files import is_full
-from bsweep.launch.launcher import Entry, Launcher, LaunchRequest, Outcome, recorded
+from bsweep.launch.launcher import Launcher, LaunchRequest, Outcome, recorded
 from bsweep.runlog import errors
 from bsweep.runlog.files import RunPaths
-from bsweep.train import graph_capture, worker
+from bsweep.train import graph_capture
 
 if TYPE_CHECKING:
     from bsweep.launch.pool import ProcessPool
@@ -47,7 +46,7 @@ class Inline(Launcher):
         """
         if unfit := refusal():
             return unfit
-        failure = run_here(request.config, request.paths, Place(), request.on_poll, request.entry)
+        failure = run_here(request, Place())
         if torch.cuda.is_initialized():
             memory.give_back_garbage()
         return outcome_of([failure], request.paths)
@@ -102,38 +101,23 @@ def refusal() -> Outcome | None:
     )
 
 
-def run_here(
-    config: RunConfig,
-    paths: RunPaths,
-    place: Place,
-    on_step: Callable[[], None],
-    entry: Entry = "bsweep.train.worker",
-) -> Failure | None:
+def run_here(request: LaunchRequest, place: Place) -> Failure | None:
     """Train or measure a point in this process, and return the failure that ended it; return None
     if the worker has recorded how the point ended.
 
     Args:
-        config: The point.
-        paths: Its run folder.
+        request: The point. An interrupt that its `on_poll` raises ends the run.
         place: This process's rank, and the number of workers.
-        on_step: Called after each step; an interrupt that it raises ends the run.
-        entry: The module that says what the worker does.
     """
+    work = load_object(request.entry)
     try:
         with suppress(errors.Diverged, errors.Stopped):
-            if entry == "bsweep.train.worker":
-                worker.train(config, paths, place, on_step=on_step)
-            elif entry == "bsweep.external.worker":
-                from bsweep.external.worker import run_program
-
-                run_program(config, paths, place, on_step=on_step)
-            else:
-                importlib.import_module(entry).measure(config, paths, place, on_step=on_step)
+            work(request.config, request.paths, place, on_step=request.on_poll)
         return None
     except Exception as error:
         # An interrupt may have caused the error, as sometimes in imports of torch and numpy. In
         # that case this call raises the interrupt.
-        on_step()
+        request.on_poll()
         is_consequence = isinstance(error, errors.WorkerLost)
         if is_consequence:  # the traceback shows only where the loss was noticed
             logger.error(f"rank {place.rank}: {str(error).splitlines()[0]}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
@@ -16,16 +16,6 @@ from bsweep.runlog.records import Status
 
 if TYPE_CHECKING:
     from bsweep.launch.pool import ProcessPool
-
-Entry = Literal[
-    "bsweep.train.worker",
-    "bsweep.external.worker",
-    "bsweep.measure.probe_worker",
-    "bsweep.measure.profile_worker",
-]
-"""The module that says what the processes of a point do: train, or measure for `bsweep probe` or
-`bsweep profile`.
-"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +33,10 @@ class LaunchRequest:
     """A function that the launcher calls again and again while the point runs, a few times a second
     or after each step. If it raises an exception, the run ends.
     """
-    entry: Entry = "bsweep.train.worker"
+    entry: str = "bsweep.train.worker:train"
+    """The module that says what the processes of a point do, such as train or measure, and the
+    function that does it in a worker.
+    """
 
     @property
     def ranks(self) -> range:

@@ -151,7 +151,8 @@ def _worker_command(request: LaunchRequest, team: Path) -> list[str]:
     paths = request.paths
     folder = shlex.quote(str(paths.logs.resolve())) + '/rank."${HOROVOD_RANK-$RANK}"'
     read = f". {shlex.quote(str(paths.environment.resolve()))}; "
-    words = shlex.join([sys.executable, "-u", "-m", request.entry, str(team)])
+    module = request.entry.partition(":")[0]
+    words = shlex.join([sys.executable, "-u", "-m", module, str(team)])
     run = f"{words} >{folder}/stdout 2>{folder}/stderr"
     return ["sh", "-c", f"{read}export {LAUNCHER}=$PPID; exec {run}"]
 
@@ -211,7 +212,6 @@ class ProcessPool:
             team.end()
             team = None
         if not team:
-            assert not has_more or request.entry == "bsweep.train.worker", request.entry
             for left in request.paths.logs.glob(f"{_PREFIX}*"):  # by a launcher that was killed
                 shutil.rmtree(left, ignore_errors=True)
             # The folder of a run may be moved away while its team trains another one.

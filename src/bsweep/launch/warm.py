@@ -89,7 +89,7 @@ class WarmRank:
             return unfit
         _send((request.config, request.paths.folder.resolve()))
         self._is_training = True
-        failures = self._train(request.config, request.paths, request.on_poll)
+        failures = self._train(request)
         if failures is None:  # `_is_training` stays True, for no rank is left to receive messages
             return Outcome(
                 "interrupted",
@@ -105,20 +105,18 @@ class WarmRank:
             if isinstance(message, int):
                 return message
             config, folder = message
-            self._train(config, RunPaths(folder), lambda: None)
+            self._train(LaunchRequest(config, RunPaths(folder), lambda: None))
 
-    def _train(
-        self, config: RunConfig, paths: RunPaths, on_step: Callable[[], None]
-    ) -> list[inline.Failure | None] | None:
+    def _train(self, request: LaunchRequest) -> list[inline.Failure | None] | None:
         """Train a point together with the other ranks, and return the failure of each rank.
 
         On rank 0, return None if another process ended and horovodrun therefore asks this one to
         stop: the ranks could not meet again.
         """
-        failure = inline.run_here(config, paths, Place.from_environment(), on_step)
+        failure = inline.run_here(request, Place.from_environment())
         memory.give_back_garbage()
         if failure:
-            if failure.is_consequence and hvd.rank() == 0 and _is_asked_to_stop(paths):
+            if failure.is_consequence and hvd.rank() == 0 and _is_asked_to_stop(request.paths):
                 return None
             self.restart()  # also ends the exchange that the other ranks wait for
         try:

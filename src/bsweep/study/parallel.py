@@ -10,11 +10,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations_with_replacement
 from multiprocessing.connection import wait
 
 from bsweep import launch
@@ -46,10 +44,10 @@ def why_in_turn(configs: Sequence[RunConfig]) -> str | None:
     """
     if len(configs) < 2 or min(most_at_once(config.launch) for config in configs) == 1:
         return ""
-    machine, amounts = resources.of_machine(configs), Counter(map(resources.amount_for, configs))
-    for amount, other in combinations_with_replacement(amounts, 2):
-        if (amount != other or amounts[amount] > 1) and machine.first(amount + other):
-            return None
+    machine, amounts = resources.of_machine(configs), map(resources.amount_for, configs)
+    first, second, *_ = sorted(amounts, key=lambda amount: (amount.num_gpus, amount.num_cores))
+    if machine.first(first + second):
+        return None
     gpus = f"{counted(len(machine.gpus), 'GPU')} and " if machine.gpus else ""
     remedy = " Workers take all cores by default: give for example launch.threads_per_worker=1."
     if gpus or len(machine.cores) == 1 or all(c.launch.threads_per_worker for c in configs):

@@ -16,7 +16,6 @@ from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.following import GrowingFile
 from bsweep.launch import LaunchRequest, Outcome, hosts_check
-from bsweep.launch.launcher import Entry
 from bsweep.runlog import profile_file
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import numbered, read_json, read_records
@@ -36,7 +35,7 @@ def probe(config: RunConfig, say: Callable[[str], None]) -> Outcome:
         say: Called with each line of the workers' output.
     """
     paths = RunPaths(config.study_dir / ".probe")
-    outcome = _launch_beside(config, paths, say, "bsweep.measure.probe_worker")
+    outcome = _launch_beside(config, paths, say, "bsweep.measure.probe_worker:measure")
     if outcome.status == "completed":
         measured = read_json(paths.folder / "probe.json")
         assert measured, "the probe completed without an answer"
@@ -54,7 +53,10 @@ def profile(config: RunConfig, say: Callable[[str], None]) -> Outcome:
     """
     shutil.rmtree(profile_file.folder_of(config), ignore_errors=True)
     return _launch_beside(
-        config, RunPaths(config.study_dir / ".profile"), say, "bsweep.measure.profile_worker"
+        config,
+        RunPaths(config.study_dir / ".profile"),
+        say,
+        "bsweep.measure.profile_worker:measure",
     )
 
 
@@ -134,7 +136,7 @@ def _shortened(config: RunConfig, num_steps: float) -> RunConfig:
 
 
 def _launch_beside(
-    config: RunConfig, paths: RunPaths, say: Callable[[str], None], entry: Entry
+    config: RunConfig, paths: RunPaths, say: Callable[[str], None], entry: str
 ) -> Outcome:
     """Launch a point's workers in a separate folder, where they run the given module, and return
     how they ended.
