@@ -115,15 +115,18 @@ class _UnderWay:
     """
 
     def __init__(self, metrics: Path) -> None:
+        self._metrics, self._file = metrics, GrowingFile(metrics)
+        self._forget()
+
+    def _forget(self) -> None:
         self.num_epochs: int | None = None
         self.epochs: list[dict[str, Any]] = []
         self.epochs_done = 0.0
         self.scores: dict[str, Any] = dict.fromkeys(_SCORES)
-        self._metrics, self._file = metrics, GrowingFile(metrics)
         self._num_lines = 0
 
-    def look(self) -> bool:
-        """Read the records that the run has written since the last call. Return False if records
+    def look(self) -> None:
+        """Read the records that the run has written since the last call, or all of them if records
         that were read before are gone.
 
         Raises:
@@ -131,6 +134,9 @@ class _UnderWay:
             Newer: As in `read_records`; the same.
         """
         lines = self._file.new_lines()
+        if lines is None:
+            self._forget()
+            lines = self._file.new_lines()
         records = []
         for line in lines or ():
             self._num_lines += 1
@@ -145,7 +151,6 @@ class _UnderWay:
                 scores = {name: record.get(name) for name in _SCORES}
                 self.scores |= {name: score for name, score in scores.items() if score is not None}
         self.epochs = numbered([*self.epochs, *records], "epoch")
-        return lines is not None
 
 
 _UNDER_WAY: dict[Path, _UnderWay] = {}  # kept, as a study is read every few seconds to watch it
@@ -153,9 +158,7 @@ _UNDER_WAY: dict[Path, _UnderWay] = {}  # kept, as a study is read every few sec
 
 def _under_way(paths: RunPaths, meta: Mapping[str, Any]) -> State:
     run = _UNDER_WAY.pop(paths.metrics, None) or _UnderWay(paths.metrics)
-    if not run.look():  # records that were read before are gone
-        run = _UnderWay(paths.metrics)
-        run.look()
+    run.look()
     _UNDER_WAY[paths.metrics] = run
     is_running = claims.is_run_claimed(paths.folder)
     was_killed = (
