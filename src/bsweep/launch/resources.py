@@ -20,9 +20,6 @@ class Amount:
     num_cores: int
     num_gpus: int
 
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.num_cores + other.num_cores, self.num_gpus + other.num_gpus)
-
 
 @dataclass(frozen=True)
 class Resources:

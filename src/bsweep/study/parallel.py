@@ -46,7 +46,8 @@ def why_in_turn(configs: Sequence[RunConfig]) -> str | None:
         return ""
     machine, amounts = resources.of_machine(configs), map(resources.amount_for, configs)
     first, second, *_ = sorted(amounts, key=lambda amount: (amount.num_gpus, amount.num_cores))
-    if machine.first(first + second):
+    taken = machine.first(first)
+    if taken and machine.without([taken]).first(second):
         return None
     gpus = f"{counted(len(machine.gpus), 'GPU')} and " if machine.gpus else ""
     remedy = " Workers take all cores by default: give for example launch.threads_per_worker=1."
