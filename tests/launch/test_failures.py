@@ -26,7 +26,7 @@ from bsweep.launch.launcher import LaunchRequest, Outcome
 from bsweep.numerics import objective
 from bsweep.runlog.errors import WorkerLost, errors_reported, worker_lost
 from bsweep.runlog.files import RunPaths, write_json
-from bsweep.runlog.taken import FORM
+from bsweep.runlog.taken import FORM, Taken
 from bsweep.strategies import ddp
 from bsweep.study import claims
 from bsweep.study.progress import Progress
@@ -101,10 +101,17 @@ def test_the_cause_is_named_before_its_consequences(
     assert outcome_of(paths, failures).message.startswith(named)
 
 
-def test_a_rank_that_left_with_exit_code_0_is_not_said_to_be_killed(paths: RunPaths) -> None:
+@pytest.mark.parametrize(("num_ended", "after"), [(None, ""), (1, " after 1 of 2 epochs")])
+def test_a_rank_that_left_with_exit_code_0_is_not_said_to_be_killed(
+    paths: RunPaths, num_ended: int | None, after: str
+) -> None:
+    """Of the user's own program, it is said when it left."""
     write_json(paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0})
     paths.clean_exit(1).touch()
-    said = "rank 1 ended with exit code 0; then rank 0 ended with exit code 1"
+    if num_ended:
+        with paths.taken(1).open("wb") as file:
+            Taken(4, 4, 16, has_ended=True).write(file.fileno(), num_ended)
+    said = f"rank 1 ended with exit code 0{after}; then rank 0 ended with exit code 1"
     assert outcome_of(paths, [(0, 1)], "epochs=2").message == said
 
 

@@ -173,11 +173,19 @@ def _full_disk(paths: RunPaths, text: str) -> str:
 def _silent_processes(request: LaunchRequest) -> str:
     """Return which processes ended without an error of their own, and how; an empty text if there
     are none.
+
+    Of ranks of the user's own program, the text also has the epochs that they have ended.
     """
     name, errors = request.config.process_name, _errors(request)
     silent = [rank for rank in request.ranks if rank not in errors]
     if clean := [rank for rank in silent if request.paths.clean_exit(rank).exists()]:
-        return f"{' and '.join(map(name, clean))} ended with exit code 0"
+        taken = [*filter(None, (read_taken(request.paths.taken(rank)) for rank in clean))]
+        ended = [  # an attempt that resumed has nothing of the epochs before
+            str(max((n for n, steps in enumerate(epochs, 1) if steps.has_ended), default=0))
+            for epochs in taken
+        ]
+        after = f" after {' and '.join(ended)} of {request.config.epochs} epochs" * bool(ended)
+        return f"{' and '.join(map(name, clean))} ended with exit code 0{after}"
     names = " or ".join(map(name, silent))
     return names and f"{names} ended without a message, perhaps killed from outside"
 
