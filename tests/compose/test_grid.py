@@ -45,6 +45,11 @@ GRIDS = {
         ["average_batchnorm=false", "average_batchnorm=true"],
         ["channels_last=auto", "channels_last=false"],
     ),
+    "keys that decide a default of another key": (
+        ["local_batch=8"],
+        ["data.side=8", "data.side=32"],
+        ["seed=0", "seed=1"],
+    ),
     "one key that follows another": (
         ["local_batch=8", "local_batch=16"],
         ["epochs=${local_batch}", "epochs=3", "model.width=${local_batch}"],

@@ -134,8 +134,10 @@ class _Family:
         """
         key = (group, *(setting.text for setting in changed.values()))
         if key not in self._cards:
-            values = {name: self._check(setting) for name, setting in changed.items()}
-            self._cards[key] = replace(getattr(self._base(), group), **values)
+            checked = {name: self._check(setting) for name, setting in changed.items()}
+            # Validated as a whole: a key may decide the default of another one.
+            values = {**self._values, group: {**self._values[group], **checked}}
+            self._cards[key] = getattr(validate(values), group)
         return self._cards[key]
 
     def _check(self, setting: Setting) -> Any:
