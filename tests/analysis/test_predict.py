@@ -84,7 +84,7 @@ def test_the_recommendation_is_the_best_cell_with_its_probability(
     least = min(map(TRUTH.seconds, cells["global_batch"], cells["num_workers"]))
     assert TRUTH.seconds(best["global_batch"], best["num_workers"]) < 1.05 * least
     assert cells["probability_best"].sum() == pytest.approx(1)
-    assert prediction.choice.probability_close >= prediction.choice.probability_best
+    assert best["probability_close"] >= best["probability_best"]
     named = f"global batch {best['global_batch']} on {best['num_workers']} worker"
     assert repr(prediction).startswith(f"Fastest to a test accuracy of 0.9: {named}")
     assert "<table" in prediction._repr_html_()
@@ -139,7 +139,7 @@ def test_limits_and_measures_change_what_is_recommended(folder: Path) -> None:
     slowest, soonest = one.cells["seconds"].max(), one.cells["seconds"].min()
     deadline = bsweep.predict(study, TARGET, objective=f"deadline={2 * slowest:.0f}s")
     assert deadline.recommended["num_workers"] == 1, "what is in time need not be soonest"
-    assert (deadline.choice.probability_in_time or 0) > 0.9
+    assert deadline.recommended["probability_in_time"] > 0.9
     with pytest.raises(ValueError, match="no cell meets the deadline"):
         bsweep.predict(study, TARGET, objective=f"deadline={soonest / 3:.0f}s")
 

@@ -109,7 +109,7 @@ def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path
         assert f": {best.amount.partition(' (')[0]}, 90 % interval" in said
         assert said.startswith("wide: ")
         assert page.inner_text("#sure") == sure
-        assert f"probability {best.choice.probability_best:.2f}" in sure
+        assert f"probability {best.recommended['probability_best']:.2f}" in sure
         go(page, objective="worker_seconds")
         assert "probability" not in page.inner_text("#sure")
         go(page, objective="")

@@ -544,7 +544,7 @@ def _rate(config: RunConfig) -> float:
 
 
 def _in_short(prediction: Prediction) -> str:
-    close, probability = f"{100 * CLOSE:.0f} %", prediction.choice.probability_close
+    close, probability = f"{100 * CLOSE:.0f} %", prediction.recommended["probability_close"]
     cell = f"{row_name(prediction.recommended)}, {prediction.amount}"
     return f"{cell}, within {close} of the best with probability {probability:.2f}"
 

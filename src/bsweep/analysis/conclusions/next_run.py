@@ -302,7 +302,7 @@ def next_run(
             offer for offer in offers if offer.cell[0] not in known and not offer.cell[0] <= most
         ]
     table = _gains(grid, offers, prediction)
-    is_over = is_known and prediction.choice.probability_close >= SURE
+    is_over = is_known and prediction.recommended["probability_close"] >= SURE
     if table.empty:
         return Next(None, 0.0, 0.0, "sure" if is_over else "runs")
     worth = table[table["gain"] >= LEAST_GAIN] if is_known else table

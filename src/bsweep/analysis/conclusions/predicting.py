@@ -19,7 +19,7 @@ from bsweep.analysis.prediction.objectives import (
     parse_objective,
     with_probabilities,
 )
-from bsweep.analysis.prediction.probed_steps import Probed, probed
+from bsweep.analysis.prediction.probed_steps import with_probe
 from bsweep.analysis.prediction.seen_runs import Observed, observed, rate_rule
 from bsweep.analysis.simulation import constants as constants_of
 from bsweep.analysis.study.folder import load
@@ -88,8 +88,7 @@ def predict(
     # `where` may select among runs of different hardware.
     study = study if isinstance(study, Study) else load(study, mix=True)
     seen = observed(study, _target(study, target_accuracy, target_loss), where)
-    measured = probed(probe, seen.ways, seen.runs) if probe else Probed((), seen.ways)
-    seen = replace(seen, ways=measured.ways, probed=measured.timings)
+    seen, warnings = with_probe(seen, probe) if probe else (seen, [])
     fits = fit(seen)
     cells = (larger_grid if networks else grid)(seen, batches, workers)
     if len(cells) < 2:
@@ -105,7 +104,7 @@ def predict(
         prediction = predict_from(seen, fits, wanted, cells, price_per_worker_hour)
     return replace(
         prediction,
-        warnings=(*measured.warnings, *prediction.warnings),
+        warnings=(*warnings, *prediction.warnings),
         not_predicted=(*_without_cell(workers, cells), *prediction.not_predicted),
     )
 

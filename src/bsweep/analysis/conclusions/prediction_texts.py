@@ -315,16 +315,16 @@ class Prediction:
 
     def _sure(self) -> Iterator[str]:
         """Yield sentences that say how sure the recommendation is."""
-        choice, close = self.choice, self._words.close.format(share=f"{100 * CLOSE:g} %")
-        if self.recommended["is_simulated"]:
+        cell, close = self.recommended, self._words.close.format(share=f"{100 * CLOSE:g} %")
+        if cell["is_simulated"]:
             yield f"Simulated with {self._links}: no step was timed on so many workers."
         yield self._basis()
         yield (
-            f"It is the best cell with probability {choice.probability_best:.2f}, and {close} the "
-            f"best cell with probability {choice.probability_close:.2f}."
+            f"It is the best cell with probability {cell['probability_best']:.2f}, and {close} the "
+            f"best cell with probability {cell['probability_close']:.2f}."
         )
-        if choice.probability_in_time is not None:
-            yield f"It meets the deadline with probability {choice.probability_in_time:.2f}."
+        if self.objective.deadline_seconds is not None:
+            yield f"It meets the deadline with probability {cell['probability_in_time']:.2f}."
 
     def _basis(self) -> str:
         """Return a sentence that says whether runs of the recommended cell reached the target, did

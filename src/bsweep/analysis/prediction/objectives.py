@@ -85,24 +85,21 @@ class ChosenCell:
     """The recommended cell, as the number of its row in the prediction's table, and how sure the
     recommendation is.
 
-    `probability_best` is the probability that no allowed cell is better. `probability_close` is the
-    probability that none is better by more than `CLOSE`. Both are of typical runs. `alternatives`
-    are the allowed cells that are better than the recommended one with a probability of 0.05 or
-    more, the likeliest first. `measured` is the best of the allowed cells whose time to the target
-    was measured. `probability_in_time` is the probability that one run meets the deadline; None
-    without a deadline.
+    `value` is the median of what the objective minimizes, with the ends `low` and `high` of the
+    90 % prediction interval of one further run. `alternatives` are the allowed cells that are
+    better than the recommended one with a probability of `TELLS_APART` or more, the likeliest
+    first. `measured` is the best of the allowed cells whose time to the target was measured. The
+    probabilities that the cell is the best, and so on, stand in the table; see
+    `with_probabilities`.
     """
 
     place: int
     value: float
     low: float
     high: float
-    probability_best: float
-    probability_close: float
     alternatives: tuple[int, ...]
     runner_up: int | None
     measured: int | None
-    probability_in_time: float | None
 
 
 def log_objective(forecast: Forecast, objective: Objective, of_run: bool = False) -> Array:
@@ -142,10 +139,16 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> Forecast:
     """Return a forecast whose table of cells has added columns: whether a cell is allowed, and the
     probabilities that the cell meets the deadline, is the best and is close to the best.
 
-    The added columns are `is_allowed`, `probability_in_time` (NaN without a deadline),
-    `probability_best` and `probability_close`. `ChosenCell` defines the last two, which are 0 for
-    cells that are not allowed. A cell is allowed if it has no problem, keeps the objective's
-    limits, and its energy is known, if it counts. Cells with `is_unreached` are allowed only if no
+    The added columns are:
+
+    - `is_allowed`.
+    - `probability_in_time`: the probability that one run meets the deadline; NaN without one.
+    - `probability_best`: the probability that no allowed cell is better.
+    - `probability_close`: the probability that none is better by more than `CLOSE`. Both are of
+      typical runs, and 0 for cells that are not allowed.
+
+    A cell is allowed if it has no problem, keeps the objective's limits, and its energy is known,
+    if it counts. Cells with `is_unreached` are allowed only if no
     other cell that can be trained is left within `max_workers`.
     """
     cells, logs = forecast.cells, log_objective(forecast, objective)
@@ -196,19 +199,14 @@ def choose_cell(forecast: Forecast, objective: Objective) -> ChosenCell:
     likely = [cell for cell in others if is_better[cell] >= TELLS_APART]
     value, low, high = amount(forecast, objective, place)
     is_measured = table["num_reached"].gt(0) & table["measured_seconds"].notna()
-    recommended = table.iloc[place]
-    in_time = float(recommended["probability_in_time"])
     return ChosenCell(
         place=place,
         value=value,
         low=low,
         high=high,
-        probability_best=float(recommended["probability_best"]),
-        probability_close=float(recommended["probability_close"]),
         alternatives=tuple(sorted(likely, key=lambda cell: -is_better[cell])),
         runner_up=others[0] if others else None,
         measured=next((cell for cell in (place, *others) if is_measured.iloc[cell]), None),
-        probability_in_time=None if np.isnan(in_time) else in_time,
     )
 
 
@@ -239,8 +237,8 @@ def gains(forecast: Forecast, objective: Objective, sigma: Array) -> Array:
     better cell.
 
     The logarithms are taken as jointly normal over cells. A measurement moves all expectations
-    along their covariance with it. The gain is the expected fall of the least expectation (Frazier,
-    Powell and Dayanik, 2009). This is the fraction of time (or cost) that choosing afterwards saves
+    along their covariance with it. The gain is the expected fall of the least of the cells' mean
+    log times, or log costs (Frazier, Powell and Dayanik, 2009). This is the fraction of time (or cost) that choosing afterwards saves
     over choosing now. It is 0 if the cell itself is not allowed.
 
     Args:
@@ -249,21 +247,14 @@ def gains(forecast: Forecast, objective: Objective, sigma: Array) -> Array:
         sigma: Standard deviation of the log seconds of runs of a cell, by draw.
     """
     allowed = np.flatnonzero(forecast.cells["is_allowed"])
-    values, seconds = log_objective(forecast, objective), forecast.log_seconds
-    gain = np.zeros(len(forecast.cells))
-    gain[allowed] = _gains(values[:, allowed], seconds[:, allowed], float(np.mean(sigma**2)))
-    return gain
-
-
-def _gains(values: Array, measured: Array, noise: float) -> list[float]:
-    """Return by how much the least of the cells' mean log times (or log costs) is expected to fall
-    after one more measurement, for a measurement of each cell.
-
-    `values` and `measured` have the shape (draws, cells).
-    """
+    values = log_objective(forecast, objective)[:, allowed]
+    measured = forecast.log_seconds[:, allowed]
     means, away = values.mean(axis=0), measured - measured.mean(axis=0)
-    spread = np.sqrt(np.mean(away**2, axis=0) + noise)
+    spread = np.sqrt(np.mean(away**2, axis=0) + np.mean(sigma**2))
     slopes = away.T @ (values - means) / len(values) / spread[:, None]
     nodes, weights = np.polynomial.hermite_e.hermegauss(41)
-    least = [(means[:, None] + slope[:, None] * nodes).min(axis=0) @ weights for slope in slopes]
-    return [max(0.0, float(means.min() - value / weights.sum())) for value in least]
+    gain = np.zeros(len(forecast.cells))
+    for place, slope in zip(allowed, slopes, strict=True):
+        least = (means[:, None] + slope[:, None] * nodes).min(axis=0) @ weights / weights.sum()
+        gain[place] = max(0.0, means.min() - least)
+    return gain

@@ -1,14 +1,15 @@
-"""The measurements in a file of `bsweep probe`, as timings of the ways of a study."""
+"""The measurements in a file of `bsweep probe`, as timings beside those of runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
+from bsweep.analysis.prediction.seen_runs import Observed
 from bsweep.analysis.prediction.step_time import Cell, Form, Timing
 from bsweep.analysis.prediction.ways import Way, split_card, value_text
 from bsweep.analysis.study import columns
@@ -25,43 +26,31 @@ _RECORDED = {
 }  # fmt: skip
 
 
-class Probed(NamedTuple):
-    """The measurements in a file of `bsweep probe` of the ways of a study.
-
-    `ways` have the largest batches of the probe. `warnings` say what belongs to none of them.
-    """
-
-    timings: tuple[Timing, ...]
-    ways: Mapping[str, Way]
-    warnings: tuple[str, ...] = ()
-
-
-def probed(path: str | Path, ways: Mapping[str, Way], runs: pd.DataFrame) -> Probed:
-    """Return the timings in a file of `bsweep probe` that belong to the ways of a study: those of
-    workers with the whole model, and those of split models.
+def with_probe(seen: Observed, path: str | Path) -> tuple[Observed, list[str]]:
+    """Return runs with the timings in a file of `bsweep probe` that belong to their ways, those of
+    workers with the whole model and those of split models, and warnings on what belongs to none.
 
     Args:
+        seen: The runs. What was probed must have their model, data and so on.
         path: The file.
-        ways: The ways of the study.
-        runs: The runs of the study. What was probed must have their model, data and so on.
 
     Raises:
         ValueError: If the file is no probe, or no batch was probed on all workers.
     """
-    probe, kept = read_probe(path), dict(ways)
+    probe, kept = read_probe(path), dict(seen.ways)
     timings: list[Timing] = []
-    warnings: list[str] = []
-    if probe.workers and (difference := _unlike(probe.probed, runs)):
-        warnings.append(_left_out(path, "workers with the whole model", difference))
+    unlike: dict[str, str] = {}  # why the runs have no use for what was probed
+    if probe.workers and (difference := _unlike(probe.probed, seen.runs)):
+        unlike["workers with the whole model"] = difference
     else:
-        timings += _of_whole(probe_timings(path), str(probe.probed.get("strategy.name")), ways)
+        timings += _of_whole(probe_timings(path), str(probe.probed.get("strategy.name")), kept)
     for split in probe.splits:
         card, (workers, passes) = split_card(split.probed), counts(split.probed)
         equal = [way for way in kept.values() if way.card and way.card == card]
-        difference = _unlike(split.probed, runs) if equal else "the runs have no such strategy"
+        difference = _unlike(split.probed, seen.runs) if equal else "the runs have no such strategy"
         if difference:
             name = f"strategy={split.probed.get('strategy.name')} on {counted(workers, 'worker')}"
-            warnings.append(_left_out(path, name, difference))
+            unlike[name] = difference
             continue
         for way in equal:
             examples = passes / way.local_batch(1, workers, 1)
@@ -71,7 +60,11 @@ def probed(path: str | Path, ways: Mapping[str, Way], runs: pd.DataFrame) -> Pro
             if split.stopped_by == "out_of_memory":
                 largest = {**way.largest, workers: split.largest_batch}
                 kept[way.name] = replace(way, largest=largest)
-    return Probed(tuple(timings), kept, tuple(warnings))
+    warnings = [
+        f"the prediction leaves out what {path} has of {name}: {difference}."
+        for name, difference in unlike.items()
+    ]
+    return replace(seen, ways=kept, probed=tuple(timings)), warnings
 
 
 def _of_whole(
@@ -86,10 +79,6 @@ def _of_whole(
         for name in (equal or whole)[:1]:
             if equal or timing.kind == "compute":
                 yield timing._replace(cell=timing.cell._replace(form=Form(name)))
-
-
-def _left_out(path: str | Path, what: str, why: str) -> str:
-    return f"the prediction leaves out what {path} has of {what}: {why}."
 
 
 def _unlike(probed: Mapping[str, Any], runs: pd.DataFrame) -> str:
