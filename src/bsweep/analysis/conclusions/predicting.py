@@ -20,7 +20,7 @@ from bsweep.analysis.prediction.objectives import (
     with_probabilities,
 )
 from bsweep.analysis.prediction.probed_steps import with_probe
-from bsweep.analysis.prediction.seen_runs import Observed, observed, rate_rule
+from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.simulation import constants as constants_of
 from bsweep.analysis.study.folder import load
 from bsweep.analysis.study.frames import LargerClusters, Study
@@ -125,11 +125,9 @@ def predict_from(
     choice = choose_cell(predicted, objective)
     warnings = warnings_of(seen, fits, predicted.cells, choice.place)
     return Prediction(
-        study=seen.study.name,
         target=seen.target,
         objective=objective,
         choice=choice,
-        rate_rule=rate_rule(seen),
         warnings=tuple(dict.fromkeys(warnings)),
         seen=seen,
         forecast=predicted,

@@ -27,7 +27,7 @@ from bsweep.analysis.prediction.objectives import (
     amount,
     gains,
 )
-from bsweep.analysis.prediction.seen_runs import CELL, Observed
+from bsweep.analysis.prediction.seen_runs import CELL, Observed, rate_rule
 from bsweep.analysis.study.numbers import number, plain
 from bsweep.config.target import Target
 from bsweep.core.words import aligned, counted, first_of, joined
@@ -60,17 +60,15 @@ class Prediction:
     """The result of `bsweep.predict`: the predicted time to a target for each cell of a grid, and
     the recommended cell.
 
-    `rate_rule` is the learning-rate rule for which all of it holds. `network` are the links of
-    simulated cells, in words, and empty if none are simulated. `others` are the predictions for
-    further networks. `not_predicted` says why networks or numbers of workers that were asked for
-    have no prediction. The object prints as a sentence, tables and warnings, also in a notebook.
+    `network` are the links of simulated cells, in words, and empty if none are simulated. `others`
+    are the predictions for further networks. `not_predicted` says why networks or numbers of
+    workers that were asked for have no prediction. The object prints as a sentence, tables and
+    warnings, also in a notebook.
     """
 
-    study: str
     target: Target
     objective: Objective
     choice: ChosenCell
-    rate_rule: str
     warnings: tuple[str, ...]
     seen: Observed
     forecast: Forecast
@@ -234,7 +232,7 @@ class Prediction:
             Mappings, lists, numbers and texts that JSON can hold.
         """
         values: dict[str, Any] = {
-            "study": self.study,
+            "study": self.seen.study.name,
             "target": asdict(self.target),
             "objective": asdict(self.objective),
             "sentence": self.sentence(),
@@ -243,7 +241,7 @@ class Prediction:
             "fits": self.fits.reset_index().to_dict("records"),
             "critical_batches": [asdict(estimate) for estimate in self.critical_batches],
             "leave_out": self.leave_out.to_dict("records") if self._has_errors else None,
-            "learning_rate_rule": self.rate_rule,
+            "learning_rate_rule": rate_rule(self.seen),
             "warnings": list(self.warnings),
             "not_predicted": list(self.not_predicted),
             "network": self.network or None,
@@ -429,10 +427,10 @@ class Prediction:
         if len(left_out):
             yield f"Left out: cells {', or '.join(self._reasons(left_out))}."
         yield (
-            f"The prediction holds for the learning-rate rule of these runs ({self.rate_rule}), "
-            "and for their model, data and machine. It assumes that steps depend only on the "
-            "global batch, not on the number of workers that share it. Times and costs are those "
-            "of training steps: starts and evaluations come on top."
+            "The prediction holds for the learning-rate rule of these runs "
+            f"({rate_rule(self.seen)}), and for their model, data and machine. It assumes that "
+            "steps depend only on the global batch, not on the number of workers that share it. "
+            "Times and costs are those of training steps: starts and evaluations come on top."
         )
 
     def _reasons(self, cells: pd.DataFrame) -> Iterator[str]:

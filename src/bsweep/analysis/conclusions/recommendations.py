@@ -248,8 +248,8 @@ def recommendation_warnings(study: Study) -> list[str]:
         One warning for each element.
     """
     places: dict[str, list[str]] = defaultdict(list)
-    for answer in answers(study):
-        texts = [*answer.prediction.warnings] if answer.prediction else []
+    for answer, prediction in predictions(study):
+        texts = [*prediction.warnings]
         if answer.not_predicted:
             texts.append(f"larger clusters were not simulated: {answer.not_predicted}")
         for text in texts:
