@@ -331,7 +331,8 @@ def test_of_several_learning_rates_each_batch_goes_by_its_best(tmp_path: Path) -
     prediction = bsweep.predict(tmp_path / "s", TARGET)
     assert prediction.seen.rates == best
     assert prediction.cells["num_runs"].sum() == 6
-    assert prediction.as_json()["learning_rate_rule"].endswith(": 0.1 at 32, 0.2 at 128, 0.4 at 512")
+    rule = prediction.as_json()["learning_rate_rule"]
+    assert rule.endswith(": 0.1 at 32, 0.2 at 128, 0.4 at 512")
     assert any("several learning rates were tried" in warning for warning in prediction.warnings)
     truth = np.array([TRUTH.seconds(int(batch), 1) for batch in prediction.cells["global_batch"]])
     assert (np.abs(prediction.cells["seconds"] / truth - 1)).median() < 0.1

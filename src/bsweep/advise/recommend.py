@@ -331,25 +331,23 @@ def _next_run(search: Search, end: Next, is_recommended: bool) -> str:
     """
     if end.offer is None:
         return ""
-    cell, seconds = end.offer.cell, end.worker_seconds / end.offer.cell[1]
+    cell, seconds = cell_name(end.offer.cell), end.worker_seconds / end.offer.cell[1]
+    takes = duration(seconds)
     if end.ends != "budget":
         # Rounded down, so that a gain below the limit of `next_run` does not read as the limit.
         gain = math.floor(1000 * end.gain) / 10
         return (
-            f"The next run would be {cell_name(cell)}: it would take about {duration(seconds)}, "
-            f"and is expected to save {gain:.1f} % of the {search.least}."
+            f"The next run would be {cell}: it would take about {takes}, and is expected to save "
+            f"{gain:.1f} % of the {search.least}."
         )
-    again = (
-        f"the same command with --budget {round(search.spent(is_wall=True) + 1.5 * seconds) + 1}s "
-        "continues."
-    )
+    budget = round(search.spent(is_wall=True) + 1.5 * seconds) + 1
+    again = f"the same command with --budget {budget}s continues."
     if not is_recommended:
         most = " at most" * math.isnan(end.gain)
-        return f"{duration(seconds)}{most} more would pay for a run of {cell_name(cell)}: {again}"
+        return f"{takes}{most} more would pay for a run of {cell}: {again}"
     return (
-        f"A larger budget would pay for a run of {cell_name(cell)}, which takes about "
-        f"{duration(seconds)} and is expected to save {100 * end.gain:.1f} % of the "
-        f"{search.least}: {again}"
+        f"A larger budget would pay for a run of {cell}, which takes about {takes} and is expected "
+        f"to save {100 * end.gain:.1f} % of the {search.least}: {again}"
     )
 
 
