@@ -237,7 +237,7 @@ def test_nodes_that_slurm_lost_together_are_all_named(
 def test_what_a_user_can_mend_is_said_without_a_traceback(paths: RunPaths) -> None:
     (paths.rank_logs(0) / "stderr").write_text("Traceback of an error")
     with pytest.raises(ValueError, match="labels"), errors_reported(paths, Place()):
-        objective.of(nn.Linear(1, 1), torch.ones(1))
+        objective.build(nn.Linear(1, 1), torch.ones(1))
     message = outcome_of(paths, [(0, 1)]).message
     assert message.startswith("rank 0 failed: ValueError: the labels are floating-point")
     assert "\n" not in message

@@ -32,7 +32,7 @@ def squares(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_without_own_methods_it_is_cross_entropy_and_the_likeliest_class() -> None:
-    plain = objective.of(nn.Linear(1, 1), CLASSES)
+    plain = objective.build(nn.Linear(1, 1), CLASSES)
     plain.check(LOGITS, CLASSES, 3)
     loss = plain.loss(LOGITS, CLASSES)
     assert float(loss) == pytest.approx(float(3 * F.cross_entropy(LOGITS, CLASSES)))
@@ -43,12 +43,12 @@ def test_without_own_methods_it_is_cross_entropy_and_the_likeliest_class() -> No
 
 def test_of_numbers_nobody_knows_which_are_correct_without_a_score() -> None:
     guess = NUMBERS + 0.5
-    by_loss = objective.of(Brings(loss=squares), NUMBERS)
+    by_loss = objective.build(Brings(loss=squares), NUMBERS)
     by_loss.check(guess, NUMBERS, 2)
     loss, correct, labels = by_loss.score(by_loss.loss(guess, NUMBERS), guess, NUMBERS).tolist()
     assert (loss, labels) == (1, 4)
     assert math.isnan(correct)
-    scored = objective.of(
+    scored = objective.build(
         Brings(loss=squares, score=lambda o, t: ((o - t).abs() < 1).sum()), NUMBERS
     )
     scored.check(guess, NUMBERS, 2)
@@ -59,13 +59,15 @@ def test_classes_keep_their_accuracy_beside_a_loss_of_ones_own() -> None:
     def smooth(outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets, reduction="sum", label_smoothing=0.1)
 
-    mixed = objective.of(Brings(loss=smooth), CLASSES)
+    mixed = objective.build(Brings(loss=smooth), CLASSES)
     mixed.check(LOGITS, CLASSES, 3)
     assert mixed.score(mixed.loss(LOGITS, CLASSES), LOGITS, CLASSES).tolist()[1:] == [2, 3]
 
 
 def test_outputs_that_are_no_tensor_go_to_methods_that_take_them() -> None:
-    both = objective.of(Brings(loss=lambda o, t: squares(o["y"], t), score=lambda o, t: 1), NUMBERS)
+    both = objective.build(
+        Brings(loss=lambda o, t: squares(o["y"], t), score=lambda o, t: 1), NUMBERS
+    )
     both.check({"y": NUMBERS}, NUMBERS, 2)
     loss = both.loss({"y": NUMBERS}, NUMBERS)
     assert both.score(loss, {"y": NUMBERS}, NUMBERS).tolist() == [0, 1, 4]
@@ -96,4 +98,4 @@ def test_what_is_no_sum_or_no_logits_is_said_before_training(
     methods: dict[str, Any], outputs: Any, targets: Tensor, expected: str
 ) -> None:
     with pytest.raises(ValueError, match=expected):
-        objective.of(Brings(**methods), targets).checking(3).loss(outputs, targets)
+        objective.build(Brings(**methods), targets).checking(3).loss(outputs, targets)

@@ -41,7 +41,7 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
     dataset = data.load(config.data, cpu)
     model = models.initial(config, dataset, cpu, wide)
     inputs = Inputs(dataset, config.data, wide, layout)
-    loss_of = objective.of(model, dataset.train_labels)
+    loss_of = objective.build(model, dataset.train_labels)
     pieces = dict(models.pieces(config.model, model))
     delay_of = {
         id(tensor): delay
@@ -74,7 +74,7 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
         losses.append(total / dataset.train_labels.numel())
     with torch.no_grad():
         examples, labels = dataset.test.take(torch.arange(len(dataset.test)))[:2]
-        outputs = model(inputs.of(examples))
+        outputs = model(inputs.convert(examples))
         test_loss = float(loss_of.loss(outputs, inputs.targets(labels))) / labels.numel()
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in vector.tensors])
     moved = max(float((first[name] - p).abs().max()) for name, p in _copied(model).items())

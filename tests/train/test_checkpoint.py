@@ -219,7 +219,7 @@ def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
     job = SimpleNamespace(**fields, strategy=strategy, paths=paths, heartbeat=lambda: None)
     keeper, cursor, clock = (
         CheckpointSchedule(cast(Job, job)),
-        Cursor.of(cpu, 10),
+        Cursor.create(cpu, 10),
         StepClock(cpu, []),
     )
     while now[0] < 10_000:

@@ -47,7 +47,7 @@ class Inputs:
         cropped.
         """
         examples, *_ = self.dataset.train.take(self.first(number))
-        return self.of(examples)
+        return self.convert(examples)
 
     def crops(self, epoch: int, seed: int) -> Tensor:
         """Return the random crops and mirrorings of all training images in an epoch, as
@@ -81,7 +81,7 @@ class Inputs:
         examples, labels, indices = self.dataset.train.take(indices)
         if self._is_cropped:
             examples = crop_and_flip(examples, indices, draws=crops, padding=self._padding)
-        return self.of(examples), self.targets(labels)
+        return self.convert(examples), self.targets(labels)
 
     @property
     def _is_cropped(self) -> bool:
@@ -94,7 +94,7 @@ class Inputs:
     def _padding(self) -> int:
         return (isinstance(self.config, ImageConfig) and self.config.crop_padding) or 0
 
-    def of(self, examples: Tensor) -> Tensor:
+    def convert(self, examples: Tensor) -> Tensor:
         """Return examples of the data set converted to the model's inputs.
 
         Images of whole numbers are normalised and in the model's memory format, within autocast

@@ -153,7 +153,7 @@ class _Rounds:
         order = plan.epoch_order(num_train, seed=job.config.seed, epoch=1)
         self._order = order.to(job.dataset.train_labels.device)
         self._clock = StepClock(job.device, [])
-        self.cursor = Cursor.of(job.device, num_train)
+        self.cursor = Cursor.create(job.device, num_train)
         job.training_model.train()
         job.strategy.begin_epoch(1)
 

@@ -425,7 +425,7 @@ def _problem_with(
                 else None
             )
         try:
-            goal = objective.of(model, targets)
+            goal = objective.build(model, targets)
             goal.check(outputs, targets, info.num_classes)
             if problem := _problem_in_evaluation(goal, outputs, evaluated, targets, info):
                 return f"{words}, tried in evaluation mode on {examples}: {problem}"

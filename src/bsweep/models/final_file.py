@@ -72,18 +72,18 @@ def load_model(run_folder: str | Path) -> nn.Module:
             "has it: train the point with keep_weights=true in another study."
         )
     config = read_config(paths.config)
-    kept = tensor_files.read_tensors(paths.final)
-    if kept is None:
+    content = tensor_files.read_tensors(paths.final)
+    if content is None:
         raise ValueError(f"{paths.final} is damaged: train the point again in another study.")
     user_code.load_saved(
         config, paths.own, ("model",)
     )  # the optimizer's package may be newer by now
-    shape, num_classes = tuple(kept["shape"]), kept["num_classes"]
+    shape, num_classes = tuple(content["shape"]), content["num_classes"]
     model = models.build(config.model, num_classes=num_classes, shape=shape)
-    dtypes = {value.dtype for value in kept["weights"].values() if value.is_floating_point()}
+    dtypes = {value.dtype for value in content["weights"].values() if value.is_floating_point()}
     model.to(max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32))
     # `models.initial` removes BatchNorm's num_batches_tracked, so the file has no such tensors. The
     # strict load accepts this because a plain dict has no `_metadata`: torch takes it for the state
     # of an old BatchNorm, which had no counter, and keeps the new model's.
-    model.load_state_dict(kept["weights"])
+    model.load_state_dict(content["weights"])
     return model.eval()

@@ -87,7 +87,7 @@ def _drop_share(module: nn.Dropout, mesh: DeviceMesh, x: Tensor) -> Tensor:
     return x * F.dropout(whole, module.p).chunk(mesh.size(), dim=-1)[mesh.get_local_rank()]
 
 
-def of(card: ModelConfig, model: nn.Module) -> Plan:
+def build(card: ModelConfig, model: nn.Module) -> Plan:
     """Return the plan of a model.
 
     Args:
@@ -140,7 +140,7 @@ def check(card: ModelConfig, model: nn.Module, num_workers: int) -> None:
     uses = Counter(id(tensor) for tensor in every)
     problems: list[str] = []
     undividable: dict[str, list[str]] = {}
-    for pattern, style in of(card, model).items():
+    for pattern, style in build(card, model).items():
         modules = modules_named(model, pattern)
         if not modules:
             problems.append(
@@ -187,7 +187,7 @@ def refuse_between(card: ModelConfig, model: nn.Module, inputs: Tensor) -> None:
 
     hooks = [
         module.register_forward_hook(functools.partial(cut, style))
-        for pattern, style in of(card, model).items()
+        for pattern, style in build(card, model).items()
         if isinstance(style, ColwiseParallel | RowwiseParallel | ColumnsOfEach)
         for module in modules_named(model, pattern)
     ]

@@ -109,7 +109,7 @@ class Objective:
                 )
 
 
-def of(model: nn.Module, labels: Tensor) -> Objective:
+def build(model: nn.Module, labels: Tensor) -> Objective:
     """Return the loss and score functions of a model: the model's own methods, or the defaults.
 
     Raises:

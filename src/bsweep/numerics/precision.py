@@ -166,8 +166,8 @@ class LossScale:
         before = [tensor.clone() for tensor in state]
         yield
         self._divide_and_judge(torch.ones_like(self.factor))
-        for tensor, kept in zip(state, before, strict=True):
-            torch.where(self._overflow.bool(), kept, tensor, out=tensor)
+        for tensor, value in zip(state, before, strict=True):
+            torch.where(self._overflow.bool(), value, tensor, out=tensor)
 
     def _divide_and_judge(self, inverse: Tensor) -> None:
         self._overflow.zero_()

@@ -45,8 +45,8 @@ def restoring(
     groups = [(group, dict(group)) for group in (optimizer.param_groups if optimizer else ())]
     parameters = [tensor for group, _ in groups for tensor in group["params"]]
     values = [value for _, named in (*buffers, *states) for value in named.values()]
-    kept = [part_of(t) for t in (*values, *parameters, *tensors) if isinstance(t, Tensor)]
-    before = [tensor.detach().clone() for tensor in kept]
+    restored = [part_of(t) for t in (*values, *parameters, *tensors) if isinstance(t, Tensor)]
+    before = [tensor.detach().clone() for tensor in restored]
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
@@ -56,7 +56,7 @@ def restoring(
             held.clear()
             held.update(named)
         with torch.no_grad():
-            for tensor, value in zip(kept, before, strict=True):
+            for tensor, value in zip(restored, before, strict=True):
                 tensor.copy_(value)
 
 

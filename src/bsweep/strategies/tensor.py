@@ -37,7 +37,7 @@ class TensorParallel(Split, InEachPass):
         slices, mesh = layout(model), self.mesh(model)
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         self._alike = Wire(mesh.get_group("replica"), self.count)
-        plans.apply(plans.of(self.config.model, model), model, mesh["part"], self.receive)
+        plans.apply(plans.build(self.config.model, model), model, mesh["part"], self.receive)
         self.receive(model.modules())
         # Cross-entropy of logits of which each worker has some, and its backward pass.
         self._for_losses = ExitStack()

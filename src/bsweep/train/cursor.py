@@ -40,7 +40,7 @@ class Cursor:
     peak_memory_bytes: int | None = None
 
     @classmethod
-    def of(cls, device: torch.device, num_train: int, **shared: Any) -> Cursor:
+    def create(cls, device: torch.device, num_train: int, **shared: Any) -> Cursor:
         """Return a cursor, which has the progress of a worker's training, with all sums of losses
         at zero.
 

@@ -140,11 +140,11 @@ def _scores_of_own_examples(job: Job, shared: Part) -> Tensor:
     with memory.unlimited(), no_gradients(), strategy.evaluating():
         for examples, _ in shared.batches(torch.zeros(num_more, dtype=torch.int64), 1):
             with job.autocast():
-                job.model(job.inputs.of(examples))
+                job.model(job.inputs.convert(examples))
         for examples, labels in shared.batches(mine, at_once):
             targets = job.inputs.targets(labels)
             with job.autocast():
-                outputs = forward(job.inputs.of(examples))  # None if another worker has them
+                outputs = forward(job.inputs.convert(examples))  # None if another worker has them
             if outputs is not None:
                 loss = job.objective.loss(outputs, targets)
                 totals += job.objective.score(loss, outputs, targets)

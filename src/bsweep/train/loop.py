@@ -30,7 +30,7 @@ def train(job: Job, cursor: Cursor | None) -> None:
 
     `bsweep.train.worker.train` says which exceptions this raises.
     """
-    cursor = cursor or Cursor.of(job.device, len(job.dataset.train_labels))
+    cursor = cursor or Cursor.create(job.device, len(job.dataset.train_labels))
     checkpoints = CheckpointSchedule(job)
     # A run that stopped after its last round still needs the record of that epoch.
     while cursor.epoch <= job.config.epochs and not (

@@ -139,12 +139,12 @@ def on_record(peers: Sequence[Peer]) -> dict[str, Any]:
     A100`. `gpu_software` is None if the workers use CPUs. `workers` has the facts about each
     worker, without those about its data, which are equal for all.
     """
-    kept = ("host", "device", "precision", "tf32", "driver", "nccl", "cuda_visible_devices")
+    fields = ("host", "device", "precision", "tf32", "driver", "nccl", "cuda_visible_devices")
     software = dict.fromkeys(
         f"driver {peer['driver']}, NCCL {peer['nccl']}" for peer in peers if peer["nccl"]
     )
     return {
         "device": ", ".join(dict.fromkeys(peer["device"] for peer in peers)),
         "gpu_software": "; ".join(software) or None,
-        "workers": tuple({name: peer[name] for name in kept} for peer in peers),
+        "workers": tuple({name: peer[name] for name in fields} for peer in peers),
     }

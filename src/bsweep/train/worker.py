@@ -228,7 +228,7 @@ def _model_and_inputs(
     model = models.initial(config, dataset, device if has_values else torch.device("meta"), dtype)
     layout = models.memory_format(config, model)
     inputs = Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first)
-    model_objective = objective.of(model, dataset.train_labels)
+    model_objective = objective.build(model, dataset.train_labels)
     parts = _parts(config.model, model)
     if isinstance(strategy, Staged):
         autocast = functools.partial(precision.autocast, run_precision, device)
