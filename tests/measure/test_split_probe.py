@@ -92,7 +92,7 @@ class Machine:
 
     def probed(self) -> tuple[Outcome, ProbedSplit]:
         outcome = split_probe.probe(self.config, lambda _: None)
-        (found,) = probes.stored(self.config).splits
+        (found,) = probes.read_or_empty(self.config).splits
         return outcome, found
 
 

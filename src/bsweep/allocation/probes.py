@@ -64,9 +64,9 @@ def write(config: RunConfig, measurements: Mapping[str, Any]) -> None:
         measurements: Fields of `Probe`, as plain values.
 
     Raises:
-        ConfigError: See `stored`.
+        ConfigError: See `read_or_empty`.
     """
-    probe = {**asdict(stored(config)), "schema": PROBE_SCHEMA, **measurements}
+    probe = {**asdict(read_or_empty(config)), "schema": PROBE_SCHEMA, **measurements}
     path_of(config).parent.mkdir(parents=True, exist_ok=True)
     write_json(path_of(config), probe)
 
@@ -76,13 +76,13 @@ def write_split(config: RunConfig, split: ProbedSplit) -> None:
     except those of the same configuration.
 
     Raises:
-        ConfigError: See `stored`.
+        ConfigError: See `read_or_empty`.
     """
-    others = [other for other in stored(config).splits if other.probed != split.probed]
+    others = [other for other in read_or_empty(config).splits if other.probed != split.probed]
     write(config, {"splits": [*map(asdict, others), asdict(split)]})
 
 
-def stored(config: RunConfig) -> Probe:
+def read_or_empty(config: RunConfig) -> Probe:
     """Return what a run's probe file holds; an empty probe if there is no file.
 
     Raises:
@@ -107,7 +107,7 @@ def read(config: RunConfig) -> Probe:
         ConfigError: If the file is missing, has no workers with the whole model, is no probe, was
             written by a newer bsweep, or was measured with another configuration.
     """
-    path, probe, card = path_of(config), stored(config), config.allocation
+    path, probe, card = path_of(config), read_or_empty(config), config.allocation
     remedy = "run `bsweep probe` with the same overrides"
     has_only_splits = probe.splits and not probe.workers
     if has_only_splits or not path.exists():

@@ -31,13 +31,14 @@ def probe(arguments: Sequence[str]) -> int:
         The exit code.
     """
     config = _point("probe", arguments)
-    probes.stored(config)  # refuses a file with something else, before the minutes of a probe
+    # Refuses a file with something else, before the minutes of a probe.
+    probes.read_or_empty(config)
     _check(config)
     is_split = config.strategy.num_parts(config.num_workers) > 1
     outcome = (split_probe if is_split else side_runs).probe(config, logger.info)
     if outcome.status != "completed":
         return _failed("probe", outcome)
-    table = _splits(probes.stored(config)) if is_split else _workers(probes.read(config))
+    table = _splits(probes.read_or_empty(config)) if is_split else _workers(probes.read(config))
     print(*table, probes.path_of(config), sep="\n")
     return 0
 

@@ -88,9 +88,8 @@ class ChosenCell:
     `value` is the median of what the objective minimizes, with the ends `low` and `high` of the
     90 % prediction interval of one further run. `alternatives` are the allowed cells that are
     better than the recommended one with a probability of `TELLS_APART` or more, the likeliest
-    first. `measured` is the best of the allowed cells whose time to the target was measured. The
-    probabilities that the cell is the best, and so on, stand in the table; see
-    `with_probabilities`.
+    first. `measured` is the best of the allowed cells whose time to the target was measured. How
+    probably the cell is the best, stands in its row of the table; see `with_probabilities`.
     """
 
     place: int
@@ -148,8 +147,8 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> Forecast:
       typical runs, and 0 for cells that are not allowed.
 
     A cell is allowed if it has no problem, keeps the objective's limits, and its energy is known,
-    if it counts. Cells with `is_unreached` are allowed only if no
-    other cell that can be trained is left within `max_workers`.
+    if it counts. Cells with `is_unreached` are allowed only if no other cell that can be trained is
+    left within `max_workers`.
     """
     cells, logs = forecast.cells, log_objective(forecast, objective)
     allowed = _possible(cells, objective) & pd.Series(~np.isnan(logs).any(axis=0), cells.index)
@@ -238,8 +237,9 @@ def gains(forecast: Forecast, objective: Objective, sigma: Array) -> Array:
 
     The logarithms are taken as jointly normal over cells. A measurement moves all expectations
     along their covariance with it. The gain is the expected fall of the least of the cells' mean
-    log times, or log costs (Frazier, Powell and Dayanik, 2009). This is the fraction of time (or cost) that choosing afterwards saves
-    over choosing now. It is 0 if the cell itself is not allowed.
+    log times, or log costs (Frazier, Powell and Dayanik, 2009). This is the fraction of time (or
+    cost) that choosing afterwards saves over choosing now. It is 0 if the cell itself is not
+    allowed.
 
     Args:
         forecast: The present predictions, from `with_probabilities`.
