@@ -124,8 +124,9 @@ def ask_all(
     """
     launch, study_dir, hosts = config.launch, config.study_dir, list(hosts)
     assert isinstance(launch, ProcessesConfig), launch
-    shared = machine_facts.existing_folder(study_dir)
-    with tempfile.TemporaryDirectory(prefix=".preflight.", dir=shared) as folder:
+    new = [folder for folder in (study_dir, *study_dir.parents) if not folder.exists()]
+    study_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".preflight.", dir=study_dir) as folder:
         point = Path(folder).resolve() / "config.yaml"
         save_config(config, point)
         user_code.save(config, RunPaths(point.parent).own)  # the user's own code may make the data
@@ -137,6 +138,9 @@ def ask_all(
             # In the same form as the others' answers.
             here = json.loads(json.dumps(machine_facts.facts(**request)))
             facts = dict(zip(others, answers, strict=True))
+    with suppress(OSError):  # another process may have written there by now
+        for path in new:
+            path.rmdir()
     return {"": here} | {host: facts.get(host, here) for host in hosts}
 
 

@@ -109,8 +109,8 @@ def run_here(request: LaunchRequest, place: Place) -> Failure | None:
         request: The point. An interrupt that its `on_poll` raises ends the run.
         place: This process's rank, and the number of workers.
     """
-    work = load_object(request.entry)
     try:
+        work = load_object(request.entry)
         with suppress(errors.Diverged, errors.Stopped):
             work(request.config, request.paths, place, on_step=request.on_poll)
         return None

@@ -76,7 +76,7 @@ def facts(
         "unresolved_name": network.unresolved_name(),
         "without_ipv4": [host for host, known in families.items() if known == {socket.AF_INET6}],
         "horovod_build": _horovod_build() if is_thorough else None,
-        "free_bytes": shutil.disk_usage(existing_folder(Path(point or "."))).free,
+        "free_bytes": shutil.disk_usage(_existing(Path(point or "."))).free,
         "free_temporary_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
         "free_shared_bytes": shutil.disk_usage(_SHARED).free if _SHARED.exists() else None,
         **_facts_of_point(Path(point) if point else None, problems),
@@ -216,8 +216,7 @@ def _families(host: str) -> set[int]:
         return set()
 
 
-def existing_folder(path: Path) -> Path:
-    """Return a folder, or the nearest one above it that exists."""
+def _existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
 
 

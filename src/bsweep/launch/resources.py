@@ -20,6 +20,9 @@ class Amount:
     num_cores: int
     num_gpus: int
 
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.num_cores + other.num_cores, self.num_gpus + other.num_gpus)
+
 
 @dataclass(frozen=True)
 class Resources:

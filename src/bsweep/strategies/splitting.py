@@ -69,8 +69,8 @@ class Split(TorchStrategy):
 
         Args:
             modules: Modules, each once, without the modules in them.
-            needed: Those whose tensors this worker needs, without the modules in them. Other tensors
-                become None. Empty: it needs all.
+            needed: Those whose tensors this worker needs, without the modules in them. Other
+                tensors become None. Empty: it needs all.
 
         Raises:
             ConfigError: If a module has tensors in a list or another container, which this worker

@@ -10,10 +10,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing.connection import wait
+from itertools import combinations_with_replacement
+from multiprocessing.connection import Connection, wait
 
 from bsweep import launch
 from bsweep.config.launch import most_at_once
@@ -42,13 +44,12 @@ def why_in_turn(configs: Sequence[RunConfig]) -> str | None:
     """Return None if points can run at once: `launch.parallel` asks for that, and this machine has
     room for two of them. Otherwise return the reason, or an empty text if nobody asked for that.
     """
-    if len(configs) < 2 or min(most_at_once(config.launch) for config in configs) == 1:
+    if len(configs) < 2 or _most_at_once(configs) == 1:
         return ""
-    machine, amounts = resources.of_machine(configs), map(resources.amount_for, configs)
-    first, second, *_ = sorted(amounts, key=lambda amount: (amount.num_gpus, amount.num_cores))
-    taken = machine.first(first)
-    if taken and machine.without([taken]).first(second):
-        return None
+    machine, amounts = resources.of_machine(configs), Counter(map(resources.amount_for, configs))
+    for amount, other in combinations_with_replacement(amounts, 2):
+        if (amount != other or amounts[amount] > 1) and machine.first(amount + other):
+            return None
     gpus = f"{counted(len(machine.gpus), 'GPU')} and " if machine.gpus else ""
     remedy = " Workers take all cores by default: give for example launch.threads_per_worker=1."
     if gpus or len(machine.cores) == 1 or all(c.launch.threads_per_worker for c in configs):
@@ -57,6 +58,10 @@ def why_in_turn(configs: Sequence[RunConfig]) -> str | None:
         f"launch.parallel: points run one after another, because this machine's {gpus}"
         f"{counted(len(machine.cores), 'core')} have no room for two points.{remedy}"
     )
+
+
+def _most_at_once(configs: Sequence[RunConfig]) -> float:
+    return min(most_at_once(config.launch) for config in configs)
 
 
 def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
@@ -73,9 +78,10 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
     provenance()  # a child sees only the cores to which it is bound
     machine = resources.of_machine(configs)
     amounts = [resources.amount_for(config) for config in configs]
-    most = min(len(machine.cores), *(most_at_once(config.launch) for config in configs))
+    most = min(_most_at_once(configs), len(machine.cores))
     received, num_passed = list[int](), 0  # the signals that came
-    waiting, running, statuses = list(range(len(configs))), list[_Child](), dict[int, str]()
+    waiting, statuses = list(range(len(configs))), dict[int, str]()
+    running, ended = list[_Child](), list[_Child]()
     with signals.handled(lambda number, _: received.append(number)):
         while (waiting and not received) or running:
             free = machine.without(child.taken for child in running)
@@ -87,17 +93,20 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
                     waiting.remove(index)
                     for neighbor in running if len(running) > 1 else ():
                         neighbor.has_company.set()
-            for number in received[num_passed:]:
-                num_passed += 1
-                _pass_on(number, running)
+            for child in running:
+                for number in received[num_passed:]:
+                    child.pass_on(number)
+            num_passed = len(received)
             ready = wait([child.connection for child in running], _POLL_SECONDS)
             for child in [child for child in running if child.connection in ready]:
                 running.remove(child)
                 statuses[child.index] = child.status()
+                child.connection.close()
+                ended = [*(other for other in ended if other.process.is_alive()), child]
                 if statuses[child.index] == "stopped" and not received:
                     received.append(signal.SIGTERM)  # somebody asked only this point to stop
-    for process in _FORK.active_children():  # trackers may still copy the last records
-        process.join()
+    for child in ended:
+        child.process.join()
     if received:
         raise KeyboardInterrupt
     return [statuses[index] for index in range(len(configs))]
@@ -116,32 +125,39 @@ class _Child:
     def __init__(
         self, run_point: RunPoint, index: int, taken: Resources, received: list[int]
     ) -> None:
-        self.index, self.taken, self.has_company = index, taken, _FORK.Event()
+        self._run_point, self.index, self.taken, self._received = run_point, index, taken, received
         self.connection, connection = _FORK.Pipe()
-
-        def run() -> None:
-            os.setsid()  # the parent process alone gets Ctrl-C, and passes it on
-            end_with_parent()
-            status = "stopped"
-            with signals.handled(terminal.interrupt), suppress(KeyboardInterrupt):
-                if not received:
-                    taken.take()
-                    status = run_point(index, self._launch)
-            connection.send(status)
-            live.end()
-
-        self.process = _FORK.Process(target=run, daemon=True)
+        self.has_company = _FORK.Event()
+        self.process = _FORK.Process(target=self._run, args=(connection,), daemon=True)
         self.process.start()
         connection.close()
 
     def status(self) -> str:
         """Return the status of the point that has ended, "stopped" if somebody asked it to stop."""
-        with self.connection, suppress(EOFError, OSError):  # it was killed
+        with suppress(EOFError, OSError):  # it was killed
             return str(self.connection.recv())
         self.process.join()
         code = self.process.exitcode
         logger.error(f"bsweep: the process that ran a point has ended (exit code {code})")
         return "interrupted"  # a run without a summary reads as interrupted, too
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to the child."""
+        if number == signal.SIGHUP:
+            terminal.leave()
+        with suppress(ProcessLookupError):  # it was killed
+            os.kill(self.process.pid or 0, number)
+
+    def _run(self, connection: Connection) -> None:
+        os.setsid()  # the parent process alone gets Ctrl-C, and passes it on
+        end_with_parent()
+        status = "stopped"
+        with signals.handled(terminal.interrupt), suppress(KeyboardInterrupt):
+            if not self._received:
+                self.taken.take()
+                status = self._run_point(self.index, self._launch)
+        connection.send(status)
+        live.end()
 
     def _launch(self, request: LaunchRequest) -> Outcome:
         """Launch a point, wait for its end, and note in its run folder if other points ran at the
@@ -158,12 +174,3 @@ class _Child:
                 write_json(request.paths.meta, {**facts, "beside_others": True})
 
         return launch.launch(replace(request, on_poll=poll))
-
-
-def _pass_on(number: int, children: Sequence[_Child]) -> None:
-    """Send a signal to child processes."""
-    if number == signal.SIGHUP:
-        terminal.leave()
-    for child in children:
-        with suppress(ProcessLookupError):  # it was killed
-            os.kill(child.process.pid or 0, number)
