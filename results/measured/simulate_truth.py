@@ -414,9 +414,9 @@ def byteps() -> Iterator[Row]:
         ("VGG-16", 220.0, VGG16_BYTES, _vgg16_backward(), 1.0),
         ("ResNet-50", 360.0, 4 * 25.6e6, EVEN, 0.44),
     ):
-        constants = _known(64 / speed, num_bytes, backward=backward, is_gpu=True)
+        constants = _known(64 / speed, num_bytes, backward=backward)  # whose exchange is a ring
         buckets = max(2, round(num_bytes / 2**26))
-        ring = _step(constants, network, f"horovod:buckets={buckets}:algorithm=ring", 64)
+        ring = _step(constants, network, f"horovod:buckets={buckets}", 64)
         yield Row(f"gain with {name}", true, ring / _byteps_step(constants, network) - 1)
 
 

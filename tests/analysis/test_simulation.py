@@ -19,21 +19,18 @@ import bsweep
 from bsweep import allocation
 from bsweep.allocation import probes
 from bsweep.analysis.prediction.seen_runs import observed
-from bsweep.analysis.simulation import passes, spread, strategies
+from bsweep.analysis.simulation import collectives, spread, strategies
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import choice_of
-from bsweep.analysis.simulation.collectives import ALGORITHMS
 from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants, of_study
 from bsweep.analysis.simulation.machines import machine_of
 from bsweep.analysis.simulation.network import parse_network
 from bsweep.analysis.simulation.rows import row_of
-from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import Outcome
 from bsweep.cli import simulate as command
 from bsweep.cli.options import counts
 from bsweep.config.target import target_of
 from bsweep.runlog.probe_file import PROBE_SCHEMA
-from bsweep.runlog.records import Step
 from tests.support.running import compose
 from tests.support.synthetic_study import server, write_run, write_study
 
@@ -68,9 +65,13 @@ def steps(text: str, num_workers: int, of: Constants | None = None, **others: An
 
 
 def seconds(name: str, num_workers: int, network: str = "1gbit,100us") -> float:
-    links = parse_network(network)
-    groups = np.arange(num_workers)[None]
-    return links.seconds(ALGORITHMS[name](groups, BYTES, links))
+    links, groups = parse_network(network), np.arange(num_workers)[None]
+    rounds = {
+        "ring": collectives.ring(groups, BYTES),
+        "tree": collectives.tree(groups, BYTES),
+        "hierarchical": collectives.hierarchical(groups, BYTES, links),
+    }
+    return links.seconds(rounds[name])
 
 
 # Links and exchanges
@@ -254,7 +255,7 @@ def test_so_many_local_steps_that_the_exchange_is_a_tenth_of_a_round() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("parts", "microbatches"), [(2, 4), (4, 8), (4, 32)])
+@pytest.mark.parametrize(("parts", "microbatches"), [(2, 4), (4, 8), (4, 32), (8, 2)])
 def test_a_pipeline_has_the_bubble_of_the_textbook_and_pays_for_each_micro_batch(
     schedule: str, parts: int, microbatches: int
 ) -> None:
@@ -297,12 +298,29 @@ def test_the_speed_up_of_a_divided_batch_is_over_one_worker_with_it() -> None:
 
 
 def test_stages_of_hand_computed_length_end_when_they_should() -> None:
-    card = choice_of("pipeline:schedule=gpipe:microbatches=2", NO_RUNS).strategy
-    # Forward 1 s and 2 s, backward 2 s and 4 s a micro-batch; messages take 0.5 s.
-    busy, messages = np.array([[[12.0, 24.0]]]), np.array([[0.0, 0.5], [0.5, 0.0]])
-    found = passes.step_seconds(passes.stages_of(card, 2), busy, messages, 2)
+    # Forward 1 s and 2 s, backward 2 s and 4 s for each pass of four examples; a message 0.5 s.
+    of = constants(
+        pass_seconds=np.zeros(NUM_DRAWS), example_seconds=np.full(NUM_DRAWS, 1.5),
+        speeds=(1.0, 0.5), example_bytes=(0.5 - LATENCY) * RATE / 2,
+    )  # fmt: skip
+    found = steps("pipeline:schedule=gpipe:microbatches=2", 2, of).step_seconds
     # F: 0-1, 1-2 and 1.5-3.5, 3.5-5.5; B: 5.5-9.5, 9.5-13.5, then 14-16 on the first worker.
-    assert found[0, 0] == pytest.approx(16.0)
+    np.testing.assert_allclose(found, 16.0)
+
+
+def test_a_worker_without_a_free_place_waits_for_a_micro_batch_to_come_back() -> None:
+    """Computing takes no time, and six messages of 0.5 s bring a micro-batch to the last worker and
+    back. GPipe sends all eight at once, 1F1B four and then four.
+    """
+    idle = constants(
+        pass_seconds=np.zeros(NUM_DRAWS), example_seconds=np.zeros(NUM_DRAWS),
+        example_bytes=(0.5 - LATENCY) * RATE * 2,
+    )  # fmt: skip
+    once, twice = (
+        steps(f"pipeline:schedule={name}:microbatches=8", 4, idle).step_seconds.mean()
+        for name in ("gpipe", "1f1b")
+    )
+    assert [once, twice] == pytest.approx([3.0, 6.0])
 
 
 @pytest.mark.parametrize(
@@ -316,9 +334,9 @@ def test_interleaved_and_divided_schedules_idle_less(schedule: str) -> None:
     assert 0.5 / 4 <= other.step_seconds.mean() < plain.step_seconds.mean()
 
 
-def test_pipedream_fills_its_pipeline_once() -> None:
+def test_pipedream_has_no_bubble() -> None:
     found = steps("pipedream", 4, LIGHT, network=FREE).step_seconds
-    np.testing.assert_allclose(found[10:], 0.5 / 4)
+    np.testing.assert_allclose(found, 0.5 / 4)
 
 
 def test_workers_that_divide_layers_do_not_divide_what_a_pass_costs() -> None:
@@ -337,37 +355,20 @@ def test_gathering_is_hidden_by_computing_if_links_are_fast() -> None:
 # Spread
 
 
-def test_measured_steps_are_drawn_in_stretches() -> None:
+def test_steps_differ_within_epochs_and_between_them_as_epochs_say() -> None:
     rng = np.random.default_rng(0)
-    noise = rng.standard_normal(2000)
-    slow = np.convolve(noise, np.ones(30) / 30, "valid")
-    found = spread.of_series([1 + 0.5 * slow], 1, Spread())
-    assert 20 <= found.stretch <= 80
-    drawn = found.draw(400, 50, rng)
-    off = drawn - drawn.mean(axis=0)
-    alike = (off[:-5] * off[5:]).sum() / (off**2).sum()
-    assert alike > 0.5
-    assert drawn.mean() == pytest.approx(1, abs=0.02)
-    assert spread.of_series([[1.0, 2.0]], 1, Spread(0.3)).fast == 0.3  # too few
-    means = spread.of_series([1 + 0.5 * slow], 20, Spread(0.1)).draw(400, 50, rng)
-    within = means.reshape(20, 20, 50).std(axis=1).mean()
-    assert within == pytest.approx(0.1, rel=0.1)
-
-
-def test_a_study_tells_in_which_order_steps_were_slow(tmp_path: Path) -> None:
-    speeds = [100.0] * 15 + [50.0] * 15
-    records = tuple(
-        Step(
-            epoch=1, step=20 * number, train_loss=1.0, learning_rate=0.1, images_per_second=speed,
-            global_batch=8, epochs_done=0.1,
-        )
-        for number, speed in enumerate(speeds, start=1)
-    )  # fmt: skip
-    write_run(tmp_path / "mine", local_batch=8, more=records)
-    found = of_study(bsweep.load(tmp_path / "mine")).spread
-    assert found.steps_each == 20
-    np.testing.assert_allclose(np.unique(np.round(found.measured, 3)), [0.667, 1.333])
-    assert found.stretch >= 60
+    medians = np.exp(0.2 * rng.standard_normal(400))
+    epochs = pd.DataFrame({
+        "run_id": "r", "num_steps": 50, "step_seconds_p50": medians,
+        "step_seconds_p95": medians * math.exp(0.1 * spread.P95),
+    })  # fmt: skip
+    found = spread.of_epochs(epochs)
+    assert (found.fast, found.slow) == pytest.approx((0.1, 0.2), rel=0.1)
+    assert found.stretch == 50
+    drawn = np.log(found.draw(2000, 50, rng)).reshape(40, 50, 50)
+    assert drawn.std(axis=1).mean() == pytest.approx(0.1, rel=0.1)
+    assert drawn.mean(axis=1).std() == pytest.approx(0.2, rel=0.1)
+    assert np.exp(drawn).mean() == pytest.approx(1, abs=0.02)
 
 
 # Studies and the command

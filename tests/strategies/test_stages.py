@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from bsweep.config.split_strategies import PipelineConfig
 from bsweep.numerics import timing
 from bsweep.strategies.stages import Activations, Times, balanced
 
@@ -57,53 +53,3 @@ def test_activations_are_what_backward_passes_need() -> None:
             (first.sum() + second.sum()).backward()
             del first, second
     assert count.peak_bytes == 2 * 3 * (4 + 8) * 4, "inputs of both layers, twice, in fp32"
-
-
-SCHEDULES = {
-    "interleaved_1f1b": "Interleaved1F1B",
-    "interleaved_zero_bubble": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("workers", "number"), [(2, 4), (2, 8), (4, 8), (4, 16)])
-def test_the_micro_batches_in_flight_are_those_of_torchs_schedules(
-    schedule: Any, workers: int, number: int
-) -> None:
-    from torch.distributed.pipelining import schedules
-
-    if not hasattr(schedules, "ScheduleDualPipeV"):
-        pytest.skip("this torch writes the order of actions in another form")
-    card = PipelineConfig(
-        name="pipeline", replicas=1, reduce="fp32", schedule=schedule, microbatches=number,
-        cuts=None,
-    )  # fmt: skip
-    rounds = max(1, number // workers)
-    stub = SimpleNamespace(
-        n_local_stages=2, _n_microbatches=number, pp_group_size=workers, num_stages=2 * workers,
-        _num_stages=2 * workers, number_of_rounds=rounds, microbatches_per_round=number // rounds,
-    )  # fmt: skip
-    kind: Any = schedules.get_schedule_class(SCHEDULES[schedule])
-    for part in range(workers):
-        orders = kind._calculate_single_rank_operations(stub, part)
-        assert card.in_flight(part, workers) == _most_kept(orders)
-
-
-def _most_kept(orders: list[Any]) -> tuple[int, ...]:
-    """Return of how many micro-batches a worker keeps activations when it keeps most, for each of
-    its stages.
-    """
-    kept: set[tuple[int, int]] = set()
-    most: set[tuple[int, int]] = set()
-    for action in filter(None, orders):
-        for one in action.sub_actions or (action,):
-            pair, kind = (one.stage_index, one.microbatch_index), one.computation_type.name
-            if kind == "FORWARD":
-                kept.add(pair)
-            elif kind in ("FULL_BACKWARD", "BACKWARD_WEIGHT"):
-                kept.discard(pair)
-            if len(kept) > len(most):
-                most = set(kept)
-    return tuple(number for _, number in sorted(Counter(stage for stage, _ in most).items()))

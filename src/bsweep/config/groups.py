@@ -405,20 +405,6 @@ class StrategyConfig(Card):
         """
         return 0.0
 
-    def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
-        """Return of how many micro-batches a worker that holds stages of a model keeps activations
-        when it keeps most.
-
-        Args:
-            part: The index of the worker among those of its replica.
-            num_workers: The number of all workers.
-
-        Returns:
-            The number of micro-batches for each stage of the worker, in the order of its stages;
-            empty if it holds none.
-        """
-        return ()
-
     @property
     def in_probe(self) -> StrategyConfig:
         """The card of the strategy that a probe (a short measurement) runs to measure this

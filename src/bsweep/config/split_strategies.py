@@ -334,24 +334,6 @@ class PipelineConfig(StagedConfig):
         borders = self.num_stages(num_workers) - 1 - self.is_v
         return self._between_replicas(num_workers) / num_passes, borders / num_parts
 
-    def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
-        num_parts, number = self.num_parts(num_workers), self.microbatches
-        if self.schedule == "gpipe":
-            return (number,)
-        if self.schedule == "1f1b":
-            return (min(number, num_parts - part),)
-        if self.is_v:
-            first = 2 * num_parts - part - (self.schedule == "zbv")
-            return min(number, first), min(number, part + 1)
-        per_worker = self.num_stages(num_workers) // num_parts
-        per_round = number // max(1, number // num_parts)
-        # Backward passes for weights that come later keep activations of `part` micro-batches.
-        is_whole = self.schedule == "interleaved_1f1b"
-        ahead = 2 * (num_parts - 1 - part) if is_whole else num_parts - 1
-        most = min((per_worker - 1) * per_round + ahead + 1, per_worker * number)
-        forwards = [(step // per_round) % per_worker for step in range(most)]
-        return tuple(forwards.count(stage) for stage in range(per_worker))
-
     def textbook_bubble(self, num_workers: int) -> float | None:
         """Return the idle share of a step: (p - 1) / (v m + p - 1) for p workers with v stages each
         and m micro-batches (Narayanan et al., arXiv 2104.04473).
@@ -415,9 +397,6 @@ class PipeDreamConfig(StagedConfig):
         why_no_noise="its stages are at different steps. Use strategy=pipeline",
         why_apart="its stages are at different steps until an epoch ends. Use strategy=pipeline",
     )
-
-    def in_flight(self, part: int, num_workers: int) -> tuple[int, ...]:
-        return (self.num_parts(num_workers) - part,)
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)

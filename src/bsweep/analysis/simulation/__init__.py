@@ -3,7 +3,7 @@ with each strategy, on so many workers and such a network.
 
 A simulation has constants (`constants`, `machines`), links (`network`), exchanges as their messages
 (`collectives`), strategies as a user names them (`choices`) on a number of workers (`cases`), and
-the seconds of their steps (`strategies`, `passes`, `servers`). `simulate` makes a table of them
+the seconds of their steps (`strategies`, `servers`). `simulate` makes a table of them
 (`rows`).
 """
 

@@ -10,8 +10,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from bsweep.analysis.simulation import collectives
 from bsweep.analysis.simulation.choices import Choice
-from bsweep.analysis.simulation.collectives import ALGORITHMS, gather
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.network import Array, Network, Numbers, Round
 from bsweep.config import uneven
@@ -193,10 +193,12 @@ class Case:
         groups = self.everyone if groups is None else groups
         if groups.shape[1] < 2:
             return []
-        name = self.choice.algorithm or getattr(self.choice.strategy, "algorithm", "native")
-        if name in ("native", "horovod"):
-            name = "native" if self.constants.is_gpu else "ring"
-        return ALGORITHMS[name](groups, num_bytes, self.network)
+        algorithm = getattr(self.choice.strategy, "algorithm", "native")
+        if algorithm == "tree":
+            return collectives.tree(groups, num_bytes)
+        if algorithm != "ring" and self.constants.is_gpu:
+            return collectives.native(groups, num_bytes, self.network)
+        return collectives.ring(groups, num_bytes)
 
     def gradient(self) -> tuple[list[Round], float]:
         """Return the rounds that sum the gradient of all workers by the codec, and the seconds of
@@ -208,7 +210,7 @@ class Case:
         seconds = constants.codec_seconds.get(codec.name, 0.0)
         if (share := codec.payload_share(1_000)) is not None:
             payload = share * constants.parameter_bytes * self.num_workers
-            return gather(self.everyone, payload), seconds
+            return collectives.gather(self.everyone, payload), seconds
         share = codec.summed_share or constants.codec_shares.get(codec.name)
         if share is None:
             raise ValueError(

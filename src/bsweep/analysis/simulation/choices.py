@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.prediction.cards import OWN_CODE, settings_of_runs
-from bsweep.analysis.simulation.collectives import ALGORITHMS
 from bsweep.analysis.simulation.constants import Constants
 from bsweep.config.card import Card
 from bsweep.config.parsing import validate
@@ -30,18 +29,15 @@ _OPTIMIZER = "adamw"  # of runs whose optimizer is not known
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A strategy that a user has named, with its codec, its allocation and the algorithm of its
-    exchange.
+    """A strategy that a user has named, with its codec and its allocation.
 
     `config` has their cards and that of the optimizer, which some strategies refuse; its other
-    values are of no account. `algorithm` is the user's choice for the exchange, or empty for the
-    strategy's own. `has_replicas` tells a user's choice of replicas from the strategy's default.
-    `model` is the card of the runs' model, if their settings tell it.
+    values are of no account. `has_replicas` tells a user's choice of replicas from the strategy's
+    default. `model` is the card of the runs' model, if their settings tell it.
     """
 
     name: str
     config: RunConfig
-    algorithm: str = ""
     has_replicas: bool = False
     model: Any = None
 
@@ -57,10 +53,9 @@ class Choice:
 
     def runs_of(self, runs: pd.DataFrame) -> pd.DataFrame:
         """Return those of a study's runs that exchanged in this way."""
-        runs = runs[runs["strategy"] == self.strategy.name]
-        own_algorithm = getattr(self.strategy, "algorithm", "")
-        if self.allocation.name != "uniform" or self.algorithm not in ("", own_algorithm):
+        if self.allocation.name != "uniform":
             return runs[:0]
+        runs = runs[runs["strategy"] == self.strategy.name]
         rows = settings_of_runs(type(self.strategy), runs, "strategy")
         # Of a key that some run recorded, a run without a value has null.
         keys = {key for settings in rows for key, value in settings.items() if value is not None}
@@ -132,8 +127,7 @@ def choices_of(strategies: str | Sequence[str], runs: pd.DataFrame) -> list[Choi
 
     Args:
         strategies: Names of strategies, as a list or joined by commas, each followed by its
-            settings. Beside the keys of a strategy, `compression`, `allocation` and, for any
-            exchange, `algorithm` are settings.
+            settings. Beside the keys of a strategy, `compression` and `allocation` are settings.
         runs: The runs of a study, whose settings count; may be empty.
 
     Raises:
@@ -163,11 +157,6 @@ def choice_of(word: str, runs: pd.DataFrame) -> Choice:
     given = dict(map(_key_and_value, pairs))
     codec = str(given.pop("compression", "none"))
     allocation = str(given.pop("allocation", "uniform"))
-    algorithm = str(given.get("algorithm", ""))
-    if algorithm and ("algorithm" not in keys or algorithm == "hierarchical"):
-        if algorithm not in ALGORITHMS:
-            raise ValueError(f"unknown algorithm {algorithm!r}. Known: {', '.join(ALGORITHMS)}.")
-        given.pop("algorithm")
     for key in (key for key in given if key not in keys):
         raise ValueError(f"strategy={strategy} has no key {key!r}.{did_you_mean(key, keys)}")
     card = card_like("strategy", strategy, runs, given)
@@ -182,7 +171,7 @@ def choice_of(word: str, runs: pd.DataFrame) -> Choice:
         launch=card_like("launch", "horovodrun" if card.can.uses_horovod else "torchrun"),
     )
     has_replicas = getattr(card, "replicas", 1) != 1 or "replicas" in given
-    return Choice(word, config, algorithm, has_replicas, _model(runs))
+    return Choice(word, config, has_replicas, _model(runs))
 
 
 def choice_of_point(config: RunConfig) -> Choice:

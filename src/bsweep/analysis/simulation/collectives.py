@@ -9,7 +9,6 @@ ring and hierarchical between GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from bsweep.analysis.simulation.network import Network, Numbers, Round
 
 
-def ring(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
+def ring(groups: Numbers, num_bytes: float) -> list[Round]:
     """Return the rounds of a ring all-reduce in each row of `groups`, which has workers' numbers.
 
     Each worker sends a part of the vector to its neighbour in 2 (N - 1) rounds.
@@ -34,7 +33,7 @@ def gather(groups: Numbers, num_bytes: float) -> list[Round]:
     return [_round(groups, groups, targets, num_bytes / count, count - 1)] if count > 1 else []
 
 
-def tree(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
+def tree(groups: Numbers, num_bytes: float) -> list[Round]:
     """Return the rounds of an all-reduce along a binomial tree: up to its root, and down again."""
     count, rounds = groups.shape[1], []
     for level in range((count - 1).bit_length()):
@@ -54,25 +53,17 @@ def hierarchical(groups: Numbers, num_bytes: float, network: Network) -> list[Ro
     rows, count = groups.shape
     per_node = network.per_node
     if per_node == 1 or count <= per_node or count % per_node:
-        return ring(groups, num_bytes, network)
+        return ring(groups, num_bytes)
     across = groups.reshape(rows, -1, per_node).swapaxes(1, 2).reshape(rows * per_node, -1)
     inside = gather(groups.reshape(-1, per_node), num_bytes)
-    outside = ring(across, num_bytes / per_node, network)
+    outside = ring(across, num_bytes / per_node)
     return [*inside, *outside, *inside]
 
 
 def native(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
     """Return the quicker of ring and hierarchical on a network."""
-    exchanges = (ring(groups, num_bytes, network), hierarchical(groups, num_bytes, network))
+    exchanges = (ring(groups, num_bytes), hierarchical(groups, num_bytes, network))
     return min(exchanges, key=network.seconds)
-
-
-ALGORITHMS: Mapping[str, Callable[[Numbers, float, Network], list[Round]]] = {
-    "ring": ring,
-    "tree": tree,
-    "hierarchical": hierarchical,
-    "native": native,
-}
 
 
 def _round(groups: Numbers, sources: Numbers, targets: Numbers, size: float, repeat: int) -> Round:

@@ -7,7 +7,7 @@ of a machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,14 @@ PARAMETER_BYTES = 4
 _FITTED_DRAWS = 400
 _MISSED = 0.1  # of the logarithm of an exchange's seconds, by its model, before any run is seen
 _FEW = 5  # the number of runs that this weighs
-_MOST_READ = 10  # runs whose records are read for the order of slow steps
+_MOST_READ = 10  # runs whose records are read for facts of their model
 _UNSURE = 0.15  # of the logarithm of an exchange's seconds on links that nobody has measured
 OTHER_WAY = 0.15
 """By how much a simulated step may be wrong if no run of the study measured its way to exchange:
 the standard deviation of the logarithm of its seconds. `between_ways` in `simulate_truth.py` finds
 it in `results/measured`, by simulations of one way from the runs of another.
 """
-BEYOND = 0.08
+BEYOND = 0.09
 """By how much a simulated step may be wrong if it has twice as many workers as any that was
 measured: the standard deviation of the logarithm of its seconds, which grows with the square root
 of the doublings. `beyond` in `simulate_truth.py` finds it in `results/measured/clusters`.
@@ -146,18 +146,13 @@ def of_study(
     )
 
 
-def _records(study: Study, runs: pd.DataFrame) -> Iterator[list[dict[str, Any]]]:
-    """Yield the records of a few runs."""
-    for run_id in runs["run_id"].head(_MOST_READ):
-        yield list(read_records(RunPaths(study.folder / run_id).metrics)[0])
-
-
 def _model_facts(study: Study, runs: pd.DataFrame) -> dict[str, Any]:
     """Return the shares of a model's layers, the number of its blocks and the names of its pieces,
     as far as the records of a study's runs have them.
     """
     facts: dict[str, Any] = {}
-    for records in _records(study, runs):
+    for run_id in runs["run_id"].head(_MOST_READ):
+        records = read_records(RunPaths(study.folder / run_id).metrics)[0]
         start = next((record for record in records if record["type"] == "start"), {})
         if sizes := start.get("layer_parameters"):
             facts["layer_shares"] = tuple(size / sum(sizes) for size in sizes)
@@ -224,21 +219,10 @@ def _fitted(timings: list[Timing]) -> dict[str, Any]:
 
 
 def _spread(study: Study, timed: pd.DataFrame) -> Spread:
-    """Return how steps of a lone worker differ, or of any if none was alone, by the records of runs
-    and by their epochs.
-    """
+    """Return how steps of a lone worker differ, or of any if none was alone."""
     alone = timed[timed["num_workers"] == 1]
     chosen = alone if len(alone) else timed
-    by_epochs = spread.of_epochs(study.epochs[study.epochs["run_id"].isin(chosen["run_id"])])
-    series, intervals = [], []
-    for records in _records(study, chosen):
-        steps = [
-            record for record in records if record["type"] == "step" and record["images_per_second"]
-        ]
-        if len(steps) > 1:
-            series.append([step["global_batch"] / step["images_per_second"] for step in steps])
-            intervals.append(steps[1]["step"] - steps[0]["step"])
-    return spread.of_series(series, max(1, round(np.median(intervals or [1]))), by_epochs)
+    return spread.of_epochs(study.epochs[study.epochs["run_id"].isin(chosen["run_id"])])
 
 
 def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from itertools import permutations
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from bsweep.analysis.simulation import collectives, passes, servers
+from bsweep.analysis.simulation import collectives, servers
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.constants import NUM_DRAWS
 from bsweep.analysis.simulation.network import Array, Numbers, Round
@@ -217,7 +217,7 @@ def _(card: ShardedConfig, case: Case) -> Outcome:
 @outcome.register
 def _(card: DeepSpeedConfig, case: Case) -> Outcome:
     if card.stage < 3:  # a reduce-scatter and a gathering have the rounds of a ring
-        ring = collectives.ring(case.everyone, case.constants.parameter_bytes, case.network)
+        ring = collectives.ring(case.everyone, case.constants.parameter_bytes)
         return _then_exchange(case, case.exchange(ring))
     return _gathering(card, case, case.constants.num_blocks, True, (1.0, 1.0))
 
@@ -273,24 +273,37 @@ def _(card: TensorConfig, case: Case) -> Outcome:
 
 @outcome.register
 def _(card: StagedConfig, case: Case) -> Outcome:
-    """Return the outcome of a pipeline's steps. Replicas are columns of arrays."""
+    """Return the outcome of a pipeline's steps by the textbook's formula: the slowest worker
+    computes all micro-batches, and the first one passes the other workers and back before or
+    after that. Replicas are columns of arrays.
+    """
     replicas, same_parts = _groups(case, card)
     parts, microbatches = replicas.shape[1], card.num_microbatches
-    # `example_bytes` pass a border between stages, half of them in each direction.
-    sizes = np.full(
-        len(replicas), case.constants.example_bytes * case.local_batch / microbatches / 2
-    )
-    message_seconds = np.zeros((parts, parts))
-    for begin, end in permutations(range(parts), 2):
-        if abs(begin - end) in (1, parts - 1):  # which may have neighbouring stages
-            messages = Round(case.num_workers, replicas[:, begin], replicas[:, end], sizes)
-            message_seconds[begin, end] = case.network.seconds([messages])
-    exchange = case.exchange(case.all_reduce(case.constants.parameter_bytes / parts, same_parts))
+    stages_each = card.num_stages(case.num_workers) // parts
     # Each micro-batch is a pass of its own, which costs what a pass costs.
-    busy = case.busy(case.draw_of_step, microbatches=microbatches)[:, replicas]
-    computed = passes.step_seconds(
-        passes.stages_of(card, case.num_workers), busy, message_seconds,
-        microbatches if card.can.lockstep else None,
-    )  # fmt: skip
-    useful = busy.mean(axis=(1, 2)) / parts
-    return Outcome(computed.max(axis=1) + exchange, useful, useful)
+    busy = case.busy(case.draw_of_step, microbatches=microbatches)[:, replicas] / parts
+    slowest, whole = busy.max(axis=2), busy.sum(axis=2)
+    messages = stages_each * _seconds_between_stages(case, replicas, microbatches)
+    # With all but GPipe, no more micro-batches are on their way than there are workers.
+    in_flight = np.inf if getattr(card, "schedule", "") == "gpipe" else parts
+    seconds = (whole + microbatches * messages) / in_flight
+    if card.can.lockstep:
+        is_divided = card.textbook_bubble(case.num_workers) is None  # the backward pass
+        ramp = (whole - slowest) / microbatches / stages_each * (FORWARD_SHARE if is_divided else 1)
+        seconds = np.maximum(slowest + messages, seconds) + ramp
+    else:  # which is filled once in an epoch
+        seconds = np.maximum(slowest, seconds)
+    exchange = case.exchange(case.all_reduce(case.constants.parameter_bytes / parts, same_parts))
+    useful = busy.mean(axis=(1, 2))
+    return Outcome(seconds.max(axis=1) + exchange, useful, useful)
+
+
+def _seconds_between_stages(case: Case, replicas: Numbers, microbatches: int) -> float:
+    """Return how long the messages of a micro-batch take from the first worker of a replica to the
+    last, and back.
+    """
+    # `example_bytes` pass a border between stages, half of them in each direction.
+    size = case.constants.example_bytes * case.local_batch / microbatches / 2
+    sizes = np.full(len(replicas), size)
+    borders = [ends for border in pairwise(replicas.T) for ends in (border, border[::-1])]
+    return case.network.seconds([Round(case.num_workers, *ends, sizes) for ends in borders])
