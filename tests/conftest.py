@@ -24,7 +24,7 @@ import pytest
 from bsweep.config import slurm
 from bsweep.core import terminal
 from tests.report.browser import browser
-from tests.support.running import HOSTS, Forks
+from tests.support.running import HOSTS, Forks, captured
 
 __all__ = ["browser"]  # a fixture, of which a process can have one
 
@@ -167,9 +167,7 @@ def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., dict[str, str]
     monkeypatch.setenv("BSWEEP_HOSTS_PREFIX", f"test{os.getpid()}")
 
     def hosts_up(*arguments: str) -> dict[str, str]:
-        result = subprocess.run(
-            [HOSTS, "up", *arguments], capture_output=True, text=True, check=False
-        )
+        result = captured([HOSTS, "up", *arguments])
         if result.returncode == 77:
             pytest.skip(result.stderr.strip())
         assert result.returncode == 0, result.stderr

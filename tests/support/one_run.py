@@ -41,12 +41,8 @@ from bsweep.train.job import Job
 from tests.support import policies
 from tests.support.running import meeting_at
 
-_PLAIN_STEP, _PLAIN_CROP, _PLAIN_POLICY, _PLAIN_WARM_UP = (
-    step.train_step,
-    inputs_module.crop_and_flip,
-    batching.build,
-    warm_up_module.make_steps,
-)
+_PLAIN_STEP, _PLAIN_CROP = step.train_step, inputs_module.crop_and_flip
+_PLAIN_POLICY, _PLAIN_WARM_UP = batching.build, warm_up_module.make_steps
 _PLAIN_SCALED, _PLAIN_LOOP = step.scaled, loop.train
 
 

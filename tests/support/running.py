@@ -33,11 +33,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from bsweep.cli import main
 from bsweep.compose.hydra_grid import initialized
 from bsweep.compose.words import as_hydra_takes
 from bsweep.config.parsing import parse
 from bsweep.config.run import GROUPS, RunConfig, cards_by_name
 from bsweep.core import signals
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.reading import read_records
 from tests.support.ask_forks import ask
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +128,12 @@ def popen(
     )
 
 
+def captured(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and return its exit code and what it printed."""
+    given: dict[str, Any] = {"check": False, "timeout": 600, **options}
+    return subprocess.run(command, capture_output=True, text=True, **given)
+
+
 _STORES: deque[Any] = deque(maxlen=50)  # of older ones no process has use
 
 
@@ -175,15 +184,7 @@ def bsweep(
     command = [*prefix, tool("bsweep") if fresh else forks().bsweep, *arguments]
     variables = {**os.environ, **(env or {})}
     if fresh or prefix:
-        return subprocess.run(
-            command,
-            cwd=cwd,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        return captured(command, cwd=cwd, env=variables, timeout=timeout)
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = Fork(
             "bsweep",
@@ -213,6 +214,14 @@ def exits(code: int, *arguments: str, **options: Any) -> subprocess.CompletedPro
 def ran_ok(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the command as `bsweep` does; it must exit with code 0."""
     return exits(0, *arguments, **options)
+
+
+def exit_code(*arguments: str) -> int:
+    """Run the command in this process, and return its exit code."""
+    try:
+        return main.run(list(arguments))
+    except SystemExit as error:  # of argparse
+        return int(str(error.code))
 
 
 class Fork:
@@ -348,6 +357,12 @@ def summaries(cwd: Path, study: str = "s") -> dict[int, dict[str, Any]]:
     return {summary["local_batch"]: summary for summary in found}
 
 
+def recorded(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The records of a kind in a run's folder."""
+    records = read_records(RunPaths(folder).metrics)[0]
+    return [record for record in records if record["type"] == kind]
+
+
 def imported_first(folder: Path, code: str) -> dict[str, str]:
     """Write code into a folder, and return variables with which processes run it first: Python
     starts with `sitecustomize.py`.
@@ -415,10 +430,19 @@ def struck(
     return before(folder, module, function, code)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 90
+def wait_for(
+    condition: Callable[[], object],
+    process: Fork | subprocess.Popen[str] | None = None,
+    seconds: float = 240,
+    said: Callable[[], str] = str,
+) -> None:
+    """Wait until a condition holds, while a process runs. If it takes too long, fail with what was
+    said.
+    """
+    ends = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < ends
+        assert process is None or process.poll() is None, f"it has ended: {said()}"
+        assert time.monotonic() < ends, said()
         time.sleep(0.05)
 
 

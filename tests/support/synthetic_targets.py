@@ -4,14 +4,17 @@ find.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bsweep.analysis import Study
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import SCHEMA, Status
 from tests.support.synthetic_study import META, write_run
@@ -129,10 +132,8 @@ def write_target_run(
         }
         records.append({"type": "evaluation", **shared, **evaluation})
         if noise_scale is not None:
-            square, variance = (
-                1 + 0.3 * rng.standard_normal(),
-                noise_scale * (1 + 0.1 * rng.standard_normal()),
-            )
+            square = 1 + 0.3 * rng.standard_normal()
+            variance = noise_scale * (1 + 0.1 * rng.standard_normal())
             parts = {
                 "gradient_square": square,
                 "variance": variance,
@@ -145,6 +146,31 @@ def write_target_run(
             json.dumps({"schema": SCHEMA, "time": 0.0, **record}) + "\n" for record in records
         )
     return folder
+
+
+def write_target_study(
+    study: Path,
+    truth: Truth,
+    batches: Iterable[int],
+    workers: Iterable[int] = (1,),
+    seeds: Iterable[int] = (0,),
+    **more: Any,
+) -> Path:
+    """Write a run of each batch, number of workers and seed as `write_target_run` does, and return
+    the study's folder.
+    """
+    for batch, count, seed in itertools.product(batches, workers, seeds):
+        write_target_run(study, truth, batch=batch, workers=count, seed=seed, **more)
+    return study
+
+
+def with_energy(study: Study, worker_watts: float, example_joules: float = 0.0) -> Study:
+    """The study, whose runs used so much until their last evaluation."""
+    last = study.evaluations.groupby("run_id").last().reindex(study.runs["run_id"]).reset_index()
+    joules = worker_watts * last["train_seconds"] * study.runs["num_workers"]
+    joules += example_joules * last["num_steps"] * study.runs["global_batch"]
+    runs = study.runs.assign(train_seconds=last["train_seconds"], energy_joules=joules)
+    return replace(study, runs=runs)
 
 
 def write_branch(
