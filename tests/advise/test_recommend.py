@@ -38,7 +38,7 @@ from bsweep.core import energy
 from bsweep.runlog.records import Status
 from bsweep.study import commands
 from tests.support.played_search import DRAWS, SEEDS, Played
-from tests.support.running import Fork, before, compose, exits, ran_ok
+from tests.support.running import Fork, before, compose, exits, ran_ok, wait_for
 from tests.support.running import bsweep as command
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 from tests.support.worlds import WORLDS, drawn
@@ -189,8 +189,7 @@ def test_an_interrupted_search_resumes_and_leaves_an_ordinary_study(tmp_path: Pa
     with (tmp_path / "said").open("w") as said:
         process = Fork("bsweep", *REAL, cwd=tmp_path, stdout=said, stderr=said, has_forks=True)
         try:
-            while not begun(tmp_path) and process.poll() is None:
-                time.sleep(0.02)
+            wait_for(lambda: begun(tmp_path), process)
             (interrupted,) = begun(tmp_path)
             time.sleep(0.2)
             os.kill(process.pid, signal.SIGINT)
@@ -309,28 +308,6 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(tmp_path: Path) -> 
     result = exits(1, *never, "--budget", "20m", "epochs=2", "study=short", cwd=tmp_path)
     assert "No recommendation: no run reached" in result.stdout, result.stderr
     assert "no point of the grid is left to run" in result.stdout, "larger batches need more"
-
-
-@pytest.mark.full(but=2)
-@pytest.mark.parametrize(
-    ("grid", "says"),
-    [
-        ("local_batch=32", "the grid has only one cell"),
-        ("local_batch=8,16 optimizer.momentum=0.8,0.9", "Choose one: optimizer.momentum=0.8"),
-        ("local_batch=8,16 strategy=ddp strategy.bucket_mb=1,25", "strategy=ddp has several"),
-        ("local_batch=8,16 strategy=local_sgd num_workers=2", "every step together"),
-        ("local_batch=8,16 --budget soon", "is not a time"),
-        ("local_batch=8,16 num_workers=2 --objective workers<=1", "Allow more workers"),
-        ("local_batch=8,16 --objective cheap", "Did you mean 'cheapest'"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused_with_the_remedy(
-    grid: str, says: str, tmp_path: Path
-) -> None:
-    words = (*grid.split(), "--target-accuracy", "0.9", "model=tiny_cnn")
-    result = exits(2, "recommend", *words, cwd=tmp_path)
-    assert says in result.stderr, result.stderr
-    assert not (tmp_path / "results").exists(), "nothing was started"
 
 
 def test_a_program_that_tells_no_times_of_steps_is_refused() -> None:

@@ -21,6 +21,7 @@ from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
 from bsweep.runlog.probe_file import ProbedBatch, ProbedWorker
 from bsweep.study import checks
+from tests.support.refusing import refused
 from tests.support.running import TINY, compose, options
 
 NODES = ("4 RTX 2080 Ti", "3 RTX 2080 Ti + TITAN RTX", "4 A30", "2 RTX 3090 + 2 V100")
@@ -80,12 +81,6 @@ def resolved(
     if workers:
         write_probe(config, workers, probe)
     return fill_in(config)
-
-
-def test_the_studys_devices_and_methods_a_and_c() -> None:
-    assert [devices.flops(node) for node in NODES] == pytest.approx(FLOPS)
-    assert uneven.by_flops(FLOPS, 4) == (4, 4, 6, 5)
-    assert uneven.by_flops(FLOPS, 100) == (100, 104, 145, 117)
 
 
 def test_steps_by_the_studys_real_speeds() -> None:
@@ -288,9 +283,8 @@ SMALL = [asdict(worker(1, largest=1))] * 2
 def test_what_does_not_fit_is_named(
     tmp_path: Path, words: str, changes: dict[str, Any], expected: list[str]
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with refused(*expected):
         resolved(tmp_path, WORKERS, *f"allocation={words}".split(), probe=changes)
-    assert [said for said in expected if said not in str(caught.value)] == [], caught.value
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "uniform"])
@@ -324,10 +318,8 @@ def test_a_probe_of_something_else_is_refused(
     write_probe(compose(*point), WORKERS)
     exchanged = "compression=fp16" if policy == "steps_by_speed" else "compression=none"
     assert fill_in(compose(*point, "data.subset=100", "seed=3", exchanged))
-    with pytest.raises(ConfigError) as caught:
+    with refused(key, "run `bsweep probe`"):
         fill_in(compose(*point, change))
-    assert key in str(caught.value)
-    assert "run `bsweep probe`" in str(caught.value)
 
 
 def test_weights_may_miss_1_by_their_rounding() -> None:

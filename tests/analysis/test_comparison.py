@@ -19,9 +19,9 @@ from scipy import stats
 
 import bsweep
 from bsweep.analysis.cell_tables.statistics import compare_means, holm
-from bsweep.cli import main
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.runlog.files import RunPaths
+from tests.support.running import exit_code
 from tests.support.synthetic_study import META, write_run, write_study
 
 OTHER_CPU = {**META, "cpu": "Other CPU"}
@@ -80,10 +80,7 @@ def write_missing(study: Path, seeds: tuple[int, ...]) -> None:
 def typed(line: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Run a command as the program does, in this process, and return its exit code."""
     monkeypatch.chdir(desk)
-    try:
-        return main.run(["compare", *shlex.split(line)])
-    except SystemExit as error:
-        return int(str(error.code))
+    return exit_code("compare", *shlex.split(line))
 
 
 def of(found: bsweep.analysis.Comparison, measure: str) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pytest
 
 from bsweep.config.programs import OwnProgramConfig, values_of
 from bsweep.config.run import RunConfig
-from bsweep.config.values import ConfigError
+from tests.support.refusing import refused
 from tests.support.running import compose
 
 
@@ -35,10 +35,7 @@ def card(config: RunConfig) -> OwnProgramConfig:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            "t.py {width} b={local_batch}/{global_batch} {lr} {seed}",
-            ["t.py", "16", "b=8/8", "0.2", "0"],
-        ),
+        ("t.py {width} b={local_batch}/{global_batch} {lr}", ["t.py", "16", "b=8/8", "0.2"]),
         ("t.py {{width}} {seed}", ["t.py", "{width}", "0"]),
         ("t.py {epochs} {options.epochs}", ["t.py", "5", "3"]),
         ('-c "print({1: 2})"', ["-c", "print({1: 2})"]),
@@ -78,9 +75,8 @@ def test_words_in_braces_are_keys_of_the_point(arguments: str, words: list[str])
     ],
 )
 def test_what_a_program_cannot_do_is_refused(word: str, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with refused(said):
         point("launch=inline", word).resolved()
-    assert said in str(caught.value)
 
 
 def test_files_and_options_change_the_id_and_places_do_not(folder: Path) -> None:

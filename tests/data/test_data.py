@@ -7,7 +7,6 @@ import importlib.resources
 import multiprocessing
 import os
 import pickle
-import re
 import shutil
 import socket
 from dataclasses import replace
@@ -30,19 +29,15 @@ from bsweep.config.data import (
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.data import cache, digits
 from bsweep.data.dataset import Dataset, balanced_subset, channel_statistics
+from tests.support.refusing import refused
 
 CPU = torch.device("cpu")
-DIGITS = DigitsConfig(subset=None, crop_padding=4, flip=False, name="digits", side=32)
+PLAIN: dict[str, Any] = {"subset": None, "crop_padding": 4}
+DIGITS = DigitsConfig(**PLAIN, flip=False, name="digits", side=32)
 SYNTHETIC = SyntheticConfig(
-    subset=None,
-    crop_padding=4,
-    flip=True,
-    name="synthetic",
-    shape=(3, 16, 12),
-    num_classes=7,
-    num_train=300,
+    **PLAIN, flip=True, name="synthetic", shape=(3, 16, 12), num_classes=7, num_train=300,
     num_test=50,
-)
+)  # fmt: skip
 
 
 def check_contract(config: AnyData) -> Dataset:
@@ -172,15 +167,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def image_folder(root: Path, side: int = 8, **more: Any) -> ImageFolderConfig:
-    return ImageFolderConfig(
-        subset=None,
-        crop_padding=4,
-        flip=True,
-        name="imagefolder",
-        root=str(root),
-        side=side,
-        **more,
-    )
+    folder: dict[str, Any] = {"root": str(root), "side": side, **more}
+    return ImageFolderConfig(**PLAIN, flip=True, name="imagefolder", **folder)
 
 
 def cache_file() -> Path:
@@ -351,10 +339,8 @@ def test_processes_that_load_at_once_decode_once(
 
 def refuses(config: AnyData, *parts: str) -> None:
     data._prepared.cache_clear()  # what a test mends is looked at anew
-    with pytest.raises(ValueError, match=re.escape(parts[0])) as caught:
+    with refused(*parts, error=ValueError):
         data.prepare(config)
-    for part in parts[1:]:
-        assert part in str(caught.value)
 
 
 def test_what_is_no_image_folder_is_named(folder: Path, tmp_path: Path) -> None:
@@ -404,9 +390,7 @@ def test_an_example_that_cannot_be_read_is_no_fault_of_the_cache() -> None:
 
 
 def cifar10(root: Path, *, download: bool = True) -> Cifar10Config:
-    return Cifar10Config(
-        subset=None, crop_padding=4, flip=True, name="cifar10", root=str(root), download=download
-    )
+    return Cifar10Config(**PLAIN, flip=True, name="cifar10", root=str(root), download=download)
 
 
 @pytest.fixture

@@ -11,42 +11,21 @@ from typing import Any
 import pytest
 
 from bsweep.allocation import probes
-from bsweep.cli import main
 from bsweep.config.run import RunConfig
-from bsweep.core.ranks import Place
 from bsweep.measure import probe_worker
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.probe_file import Probe
-from bsweep.train import worker
 from tests.support.running import TINY, bsweep, compose, imported_first, ran_ok, summaries
+from tests.support.training import set_up
 
-DATA = (
-    "data=synthetic",
-    "data.num_train=300",
-    "data.num_test=20",
-    "data.shape=[3,32,32]",
-    "data.crop_padding=1",
-)
+DATA = (*TINY, "data.num_train=300", "data.shape=[3,32,32]")
 LARGE = (
-    *DATA,
-    "data.num_train=120",
-    "data.shape=[3,64,64]",  # with few channels: much memory and little to compute
-    "model=tiny_cnn",
-    "model.width=16",
-    "study=s",
-    "local_batch=8",
-    "num_workers=2",
-    "epochs=1",
+    *(*TINY, "data.num_train=120", "data.shape=[3,64,64]"),  # few channels: much memory
+    *("model=tiny_cnn", "model.width=16", "study=s", "local_batch=8", "num_workers=2", "epochs=1"),
     "launch.threads_per_worker=1",
 )
 POINT = (*LARGE, "data.num_train=16", "data.shape=[3,8,8]", "model.width=8")
-UNEVEN = (
-    *LARGE,
-    "precision=fp32",
-    "strategy=diloco",
-    "launch.slowdown=[1,5]",
-    "launch.memory_limit_mb=[400,24]",
-)
+LIMITED = ("launch.slowdown=[1,5]", "launch.memory_limit_mb=[400,24]")
+UNEVEN = (*LARGE, "precision=fp32", "strategy=diloco", *LIMITED)
 
 
 # What oneDNN does on some processors, on any: a batch of 13 has no room, and after that no step of
@@ -126,16 +105,6 @@ def test_a_memory_limit_holds_in_training_as_in_the_probe(
 LONE = (*POINT, "num_workers=1", "launch=inline", "strategy=single", "launch.memory_limit_mb=[200]")
 
 
-@pytest.mark.full
-def test_a_batch_that_does_not_fit_ends_a_probe(tmp_path: Path) -> None:
-    env = imported_first(tmp_path, SPOILT)
-    result = ran_ok("probe", *LONE, cwd=tmp_path, env=env)
-    (found,) = json.loads((tmp_path / "results/s/probe.json").read_text())["workers"]
-    assert [batch["local_batch"] for batch in found["batches"]] == [1, 2, 4, 8]
-    assert found["stopped_by"] == "out_of_memory"
-    assert "local batch 16: out of memory" in result.stdout
-
-
 def test_after_a_point_that_does_not_fit_the_same_process_trains_no_other(tmp_path: Path) -> None:
     env = imported_first(tmp_path, SPOILT)
     result = bsweep("run", "-m", *LONE, "local_batch=16,8", cwd=tmp_path, env=env)
@@ -188,40 +157,7 @@ def test_a_failed_probe_says_why_and_leaves_the_last_one(tmp_path: Path) -> None
     assert kept.read_text() == '{"schema": 1}'
 
 
-@pytest.mark.parametrize(
-    ("command", "words", "expected"),
-    [
-        ("probe", "lokal=3", ["lokal: unknown key"]),
-        ("probe", "device=cuda launch.memory_limit_mb=[9]", ["device=cuda"]),
-        ("probe", "allocation=steps_by_speed", ["strategy=horovod", "strategy=diloco"]),
-        ("profile", "num_workers=0", ["num_workers"]),
-        ("profile", "allocation=by_speed strategy=diloco num_workers=2", ["bsweep probe"]),
-    ],
-)
-def test_bad_input_exits_with_2(
-    command: str,
-    words: str,
-    expected: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main.run([command, "local_batch=8", *words.split()]) == 2
-    said = capsys.readouterr().err
-    assert said.count("bsweep: ") == 1
-    assert [one for one in expected if one not in said] == [], said
-    assert not list(tmp_path.rglob("config.yaml"))
-
-
-LONE_POINT = (
-    *TINY,
-    "model=tiny_cnn",
-    "local_batch=8",
-    "launch=inline",
-    "strategy=single",
-    "study=s",
-)
+LONE_POINT = (*TINY, "model=tiny_cnn", "local_batch=8", "study=s")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +173,7 @@ def test_a_probe_has_graphs_where_the_run_has_them(
 ) -> None:
     """DDP has no graph of its passes."""
     of_run = compose(*LONE_POINT, "launch=torchrun", *words)
-    job = worker.set_up(compose(*LONE_POINT), RunPaths(tmp_path), Place())
+    job = set_up(tmp_path, *LONE_POINT)
     in_probe: Any = of_run.strategy.in_probe
     job = replace(job, config=replace(of_run, strategy=in_probe))
     found = probe_worker.alone(probe_worker._with_passes_of(of_run, job))

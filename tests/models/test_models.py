@@ -17,6 +17,7 @@ from bsweep.config.models import LlamaConfig, VGG16Config
 from bsweep.config.values import ConfigError
 from bsweep.models.llama import Llama, rotary_table, rotate
 from bsweep.numerics.vector import layout
+from tests.support.refusing import refused
 from tests.support.running import TINY, compose
 
 
@@ -75,11 +76,8 @@ def test_llama_150m_has_opendilocos_size_without_its_embeddings(vocabulary_size:
     assert 12 * block + 1024 == 149_447_680
     expected = 149_447_680 + 2 * vocabulary_size * 1024
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
-    assert model(torch.empty(2, 8, dtype=torch.long, device="meta")).shape == (
-        2,
-        8,
-        vocabulary_size,
-    )
+    logits = model(torch.empty(2, 8, dtype=torch.long, device="meta"))
+    assert logits.shape == (2, 8, vocabulary_size)
 
 
 def test_llama_predicts_a_token_from_those_before_it() -> None:
@@ -123,13 +121,6 @@ def test_an_untrained_llama_guesses_in_every_precision(precision: str) -> None:
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
-
-
-def test_a_vocabulary_other_than_the_datas_is_refused() -> None:
-    config = compose("local_batch=8", *TEXT, "model.vocabulary_size=99")
-    config.model.check_num_classes(99)
-    with pytest.raises(ValueError, match=r"model\.vocabulary_size=99, .* 256 tokens: .*null"):
-        config.model.check_num_classes(256)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vgg16", "tiny_cnn", "llama_tiny", "llama_150m"])
@@ -176,10 +167,8 @@ def test_a_layer_without_parameters_belongs_to_the_piece_before_it() -> None:
 def test_a_model_that_cannot_be_cut_so_is_refused(row: tuple[str, ...]) -> None:
     words, *expected = row
     config = compose("strategy=pipeline", "num_workers=2", "local_batch=8", *words.split())
-    with pytest.raises(ConfigError) as caught:
+    with refused(*expected):
         models.check_model(config, 10, (3, 32, 32))
-    for said in expected:
-        assert said in str(caught.value)
 
 
 CUT = """\
@@ -274,6 +263,5 @@ def test_blocks_are_modules_that_compute_something() -> None:
 )
 def test_what_a_librarys_model_needs_is_said(words: str, said: str) -> None:
     point = ("model=torchvision", "local_batch=8", *f"model.architecture={words}".split())
-    with pytest.raises(ConfigError) as caught:
+    with refused(said):
         models.check_model(compose(*point), 10, (3, 32, 32))
-    assert said in str(caught.value)

@@ -13,16 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import bsweep
-from bsweep.config.values import ConfigError
 from bsweep.data import plan
 from bsweep.numerics import noise_scale
 from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
-from bsweep.runlog.reading import read_records
 from bsweep.train import loop, noise_meter
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import CONTRACT, DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
-from tests.support.running import ROOT, TINY, compose, forks, popen, ranks
-from tests.train.test_steps import _threads, prepared  # noqa: F401 (the fixture puts threads back)
+from tests.support.running import ROOT, TINY, forks, popen, ranks, recorded
+from tests.train.test_steps import prepared
 
 MEASURED = "measure.noise_scale=true"
 # Cuts by time would differ from run to run.
@@ -84,35 +82,6 @@ def test_an_average_forgets_and_says_where_it_knows_too_little() -> None:
     )
 
 
-@pytest.mark.full(but=2)
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        ("strategy=diloco", "strategy=diloco: its workers do not step together"),
-        ("strategy=parameter_server", "no process has the sum of all gradients"),
-        (
-            "compression=topk",
-            "a codec changes the gradient.* Use compression=none, or leave measure.noise_scale",
-        ),
-        ("strategy=sharded", "FSDP2 sums gradients within the passes.* Use strategy=allreduce, or"),
-        (
-            "strategy=pipeline model=tiny_cnn",
-            "in the gradients of replicas. Use strategy.replicas=2, or leave measure.noise_scale",
-        ),
-        ("strategy.op=adasum", "does not sum gradients. Use strategy.op=average"),
-        ("strategy=ddp strategy.hook=fp16", "strategy.hook=fp16 changes the gradient"),
-        (
-            "strategy=pipeline model=tiny_cnn strategy.replicas=2 strategy.reduce=bf16",
-            "strategy.reduce=bf16 rounds the gradient. Use strategy.reduce=fp32, or",
-        ),
-        ("num_workers=1 local_batch=1 model=tiny_cnn", "batch of one example: .* batch of 2"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_with_the_remedy(overrides: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        compose("local_batch=8", "num_workers=2", MEASURED, *overrides.split())
-
-
 @pytest.fixture
 def _each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise_meter, "APART_STEPS", 1)
@@ -140,8 +109,7 @@ def test_workers_passes_and_halves_measure_the_same(
     job = prepared(tmp_path, *CONTRACT, *overrides, MEASURED)
     with job.log:
         loop.train(job, None)
-    every = read_records(job.paths.metrics)[0]
-    records = [record for record in every if record["type"] == "noise_scale"]
+    records = recorded(tmp_path, "noise_scale")
     assert [record["num_steps"] for record in records] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
     assert {record["gradient_batch"] for record in records} == {8}
     assert records[0]["num_examples"] == 16
@@ -154,11 +122,8 @@ def test_workers_passes_and_halves_measure_the_same(
         assert (record["gradient_square"], record["variance"]) == pytest.approx(means, rel=1e-6), (
             strategy
         )
-        assert (record["num_steps"], record["num_gradients"], record["gradient_batch"]) == (
-            10,
-            8,
-            8,
-        )
+        counts = [record[key] for key in ("num_steps", "num_gradients", "gradient_batch")]
+        assert counts == [10, 8, 8]
 
 
 def test_a_record_of_uneven_workers_is_what_their_gradients_come_to(tmp_path: Path) -> None:
@@ -177,11 +142,8 @@ def test_a_record_of_uneven_workers_is_what_their_gradients_come_to(tmp_path: Pa
         estimates.append(of_parts(whole, parts, 3, 24))
     expected = torch.tensor(estimates).mean(dim=0).tolist()
     assert (record["gradient_square"], record["variance"]) == pytest.approx(expected, rel=1e-5)
-    assert (record["num_gradients"], record["gradient_batch"], record["num_examples"]) == (
-        12,
-        8,
-        240,
-    )
+    counts = [record[key] for key in ("num_gradients", "gradient_batch", "num_examples")]
+    assert counts == [12, 8, 240]
 
 
 def gradient(job: Job, part: Tensor, crops: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
-from bsweep.config.values import ConfigError
 from bsweep.numerics import precision
 from bsweep.numerics.precision import LossScale
 from tests.compression.test_compression import (
@@ -25,7 +24,7 @@ from tests.compression.test_compression import (
     random_gradients,
 )
 from tests.support.running import TINY, compose
-from tests.train.test_steps import _threads, prepared  # noqa: F401 (the fixture puts threads back)
+from tests.train.test_steps import prepared
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
@@ -152,11 +151,6 @@ def test_a_gpus_precision_is_what_its_matrix_units_compute_in(
     config = compose("local_batch=8", "num_workers=2", *overrides)
     with pytest.raises(ValueError, match=expected) if " " in expected else nullcontext():
         assert precision.choose(config, GPU if capability else CPU) == expected
-
-
-def test_tf32_needs_a_gpu() -> None:
-    with pytest.raises(ConfigError, match=r"precision=tf32 with device=cpu.*precision=fp32"):
-        compose("local_batch=8", "precision=tf32", "device=cpu")
 
 
 def test_products_and_convolutions_are_rounded_alike(

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +25,7 @@ from bsweep.runlog.locks import claimed
 from bsweep.study import claims, commands, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
-from bsweep.study.run_point import paths_of, result_of, set_aside
+from bsweep.study.run_point import paths_of, set_aside
 from bsweep.study.states import NEW, State
 from tests.runlog.test_readers import STEP
 from tests.study.test_run import wait_for_records
@@ -34,6 +33,7 @@ from tests.support.running import (
     TINY,
     Fork,
     bsweep,
+    captured,
     compose,
     exits,
     forks,
@@ -249,27 +249,6 @@ def test_a_plan_can_try_points_where_none_is_finished_and_leaves_no_trace(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("status", "results/mein"), "Did you mean 'results/mine'?"),
-        (("resume", "results/empty"), "no run and no command"),
-        (("stop", "results/mine"), "nothing to stop"),
-        (("retry", "results/mine", "--status", "failed"), "nothing to retry"),
-        (("retry", "results/mine", "--status", "faild"), "Did you mean 'failed'?"),
-        (("status",), "usage: bsweep status"),
-        (("plan", "lokal_batch=8"), "Did you mean 'local_batch'?"),
-    ],
-)
-def test_what_cannot_be_done_is_said_in_plain_words(
-    tmp_path: Path, arguments: tuple[str, ...], expected: str
-) -> None:
-    (tmp_path / "results/empty").mkdir(parents=True)
-    write_runs(tmp_path / "results/mine", 1)
-    result = exits(2, *arguments, cwd=tmp_path)
-    assert expected in result.stderr, result.stdout + result.stderr
-
-
 def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) -> None:
     write_runs(tmp_path / "results/mine", 2, status="failed")
     result = exits(2, "resume", "results/mine", cwd=tmp_path)
@@ -327,9 +306,7 @@ def test_ten_thousand_points_take_seconds_and_little_memory(tmp_path: Path) -> N
         (("plan", "-m", "study=many", *many_points()), "5000 completed, 5000 new; left: about "),
     ):
         command = [sys.executable, "-c", MEASURED, tool("bsweep"), *arguments]
-        result = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
-        )
+        result = captured(command, cwd=tmp_path, timeout=120, check=True)
         seconds, mebibytes = map(float, result.stdout.split())
         assert seconds < 12, "far below what looking at each point for each other one takes"
         assert mebibytes < 500
@@ -366,14 +343,7 @@ def test_an_estimate_is_a_line_through_what_was_timed() -> None:
 def test_who_has_read_enough_is_not_told_of_a_broken_pipe(tmp_path: Path) -> None:
     write_runs(tmp_path / "results/mine", 400)  # more than a pipe holds
     line = '"$0" status results/mine --json | head -c 1; exit "${PIPESTATUS[0]}"'
-    result = subprocess.run(
-        ["bash", "-c", line, tool("bsweep")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = captured(["bash", "-c", line, tool("bsweep")], cwd=tmp_path, timeout=60)
     assert (result.returncode, result.stdout, result.stderr) == (128 + signal.SIGPIPE, "{", "")
 
 
@@ -423,16 +393,6 @@ def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) ->
         set_aside(config)
     kept = {path.parent.name: path.name for path in config.study_dir.glob(".previous/*/*")}
     assert kept == {f"{config.run_id}.{number + 1}": str(number) for number in range(3)}
-
-
-@pytest.mark.parametrize(
-    ("status", "result"),
-    [("completed", "completed"), ("diverged", "diverged"), ("failed", None), ("interrupted", None)],
-)
-def test_only_a_result_is_not_repeated(tmp_path: Path, status: str, result: str | None) -> None:
-    config = compose("local_batch=8", f"results_dir={tmp_path}", "study=s")
-    write_run(tmp_path / "s", local_batch=8, status=status).rename(paths_of(config).folder)
-    assert result_of(config) == result
 
 
 def test_a_run_that_others_work_at_is_left_to_them(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import pytest
 
 from bsweep import trackers
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records, settled
+from bsweep.runlog.reading import settled
 from bsweep.trackers import records
-from tests.support.running import TINY, compose, exits, imported_first, ran_ok
+from tests.support.running import TINY, compose, exits, imported_first, ran_ok, recorded
 
 pytestmark = pytest.mark.full
 
@@ -45,8 +45,7 @@ def on_record(study: Path) -> dict[str, list[tuple[int, Any]]]:
     return {
         path.parent.name: [
             (record["epoch"], pytest.approx(record["test_loss"]))
-            for record in read_records(path)[0]
-            if record["type"] == "epoch"
+            for record in recorded(path.parent, "epoch")
         ]
         for path in study.glob("*/metrics.jsonl")
     }
@@ -174,20 +173,6 @@ def test_a_tracker_that_fails_is_one_warning(tmp_path: Path) -> None:
 
 def test_trackers_change_no_run_id() -> None:
     assert compose(*POINT).run_id == compose(*POINT, "trackers=[wandb]").run_id
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("run", *POINT, "trackers=[tensorbord]"), "trackers.0=tensorbord: unknown. Did you mean"),
-        (("run", *POINT, "trackers=mlflow"), "give a list, such as trackers=[mlflow]"),
-        (("export", "results/s", "--to", "mlfow"), "mlfow: unknown. Did you mean 'mlflow'?"),
-        (("export", "nowhere", "--to", "mlflow"), "nowhere holds no runs"),
-    ],
-)
-def test_what_cannot_be_is_said(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    result = exits(2, *arguments, cwd=tmp_path)
-    assert said in result.stderr, result.stderr
 
 
 def test_a_missing_package_is_named_with_the_remedy(

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.config.values import ConfigError
 from bsweep.numerics.compiled import Compiled
-from tests.support.running import compose
-from tests.train.test_steps import _threads, trained  # noqa: F401 (the fixture puts threads back)
+from tests.support.running import recorded
+from tests.train.test_steps import trained
 
 
 @pytest.mark.full
 def test_compiled_steps_train_the_same_model(tmp_path: Path) -> None:
     """Two epochs of full steps and a smaller last one, all compiled before the first."""
     words = ("channels_last=false", "accumulation_steps=2")
-    plain, (before, *_) = trained(tmp_path / "plain", *words)
-    compiled, (start, *_) = trained(tmp_path / "compiled", *words, "compile=true")
+    plain = trained(tmp_path / "plain", *words)
+    compiled = trained(tmp_path / "compiled", *words, "compile=true")
+    (before,), (start,) = (recorded(tmp_path / run, "start") for run in ("plain", "compiled"))
     assert (before["compile"], before["compile_seconds"]) == (False, None)
     assert start["compile"] is True
     assert start["compile_seconds"] > 0
@@ -58,9 +58,3 @@ def test_what_cannot_be_compiled_is_refused_with_the_remedy(
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     with pytest.raises(ValueError, match=r"no g\+\+ here and more\. .* use compile=false\.$"):
         trained(tmp_path / "run", "compile=true")
-
-
-def test_what_cannot_be_compiled_is_refused_before_the_start() -> None:
-    for words in (("strategy=ddp", "launch=torchrun"), ("launch.memory_limit_mb=[500]",)):
-        with pytest.raises(ConfigError, match="compile=true with"):
-            compose("local_batch=8", "compile=true", *words)

@@ -13,12 +13,12 @@ import torch
 
 import bsweep as package
 from bsweep.analysis import target_of, to_target
-from bsweep.config.values import ConfigError
 from bsweep.runlog.reading import read_records
 from bsweep.study import checks
 from tests.strategies.test_equivalence import _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, compose, ran_ok
+from tests.support.refusing import refused
+from tests.support.running import TINY, compose, ran_ok, recorded
 from tests.train.test_checkpoint import POINT, ROUNDS, untimed
 
 NUM_TRAIN, EVERY = 91, 37
@@ -96,25 +96,15 @@ def test_local_sgd_is_evaluated_where_workers_have_met() -> None:
 
 @pytest.mark.full
 def test_ending_at_the_target_does_not_change_the_steps_to_target(tmp_path: Path) -> None:
-    more = (
-        "num_workers=2",
-        "strategy=allreduce",
-        "local_batch=4",
-        "precision=fp32",
-        "optimizer.lr=0.02",
-    )
-    target = ("evaluate_every_examples=20", "target_loss=2.1", "epochs=12")
-    point = ("-m", "stop_at_target=true,false", *TINY, "model=tiny_cnn", *more, *target, "study=s")
-    ran_ok("run", *point, cwd=tmp_path)
+    point = "model=tiny_cnn num_workers=2 strategy=allreduce local_batch=4 precision=fp32 study=s"
+    more = "optimizer.lr=0.02 evaluate_every_examples=20 target_loss=2.1 epochs=12"
+    both = ("-m", "stop_at_target=true,false")
+    ran_ok("run", *both, *TINY, *point.split(), *more.split(), cwd=tmp_path)
     ours, theirs = sorted(runs(tmp_path), key=lambda paths: len(read_records(paths.metrics)[0]))
     for paths in (ours, theirs):
-        events = [
-            one["message"]
-            for one in read_records(paths.metrics)[0]
-            if one.get("event") == "target_reached"
-        ]
-        assert len(events) == 1
-        assert events[0].startswith("reached a test loss of 2.1: evaluation ")
+        (event,) = recorded(paths.folder, "event")
+        assert event["event"] == "target_reached"
+        assert event["message"].startswith("reached a test loss of 2.1: evaluation ")
         assert summary(paths)["status"] == "completed"
         assert not summary(paths)["warnings"]
     assert summary(ours)["message"].startswith("reached a test loss of 2.1")
@@ -135,18 +125,13 @@ def test_ending_at_the_target_does_not_change_the_steps_to_target(tmp_path: Path
         ("evaluate_every_examples=271 epochs=3", "=271", "epochs=3 of 90", "less than 90"),
         ("target_accuracy=0.5 epochs=1", "0.5", "epochs=2 or more", "evaluate_every_examples=9"),
         ("target_loss=0.5 epochs=1 evaluate_every_examples=90", "loss of 0.5", "epochs=2 or more"),
-        (
-            "target_loss=0.5 epochs=1 evaluate_every_examples=9 local_batch=90",
-            "fewer examples than the epoch's 90",
-        ),
+        ("target_loss=0.5 epochs=1 evaluate_every_examples=9 local_batch=90", "the epoch's 90"),
     ],
 )
 def test_evaluations_that_would_never_come_are_refused(row: tuple[str, ...]) -> None:
     overrides, *expected = row
     point = (*TINY, "model=tiny_cnn", "launch=inline", "strategy=single", "local_batch=8")
-    with pytest.raises(ConfigError) as caught:
+    with refused(*expected):
         checks.check_point(compose(*point, *overrides.split()))
-    for words in expected:
-        assert words in str(caught.value)
     checks.check_point(compose(*point, "target_loss=0.5"))
     checks.check_point(compose(*point, "target_loss=0.5", "epochs=1", "evaluate_every_examples=89"))

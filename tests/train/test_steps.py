@@ -10,15 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from bsweep.config import user_code
-from bsweep.core.ranks import Place
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.precision import AUTOCAST
 from bsweep.numerics.timing import StepClock
@@ -30,22 +27,15 @@ from bsweep.train.job import Job
 from tests.launch.test_failures import ACCELERATOR_ERROR
 from tests.support.gpus import on_gpus
 from tests.support.operations import Operations
-from tests.support.running import TINY, compose
+from tests.support.running import TINY, recorded
+from tests.support.training import set_up, train
 
 IMAGES = ("data=synthetic", "data.num_train=64", "data.num_test=8", "data.shape=[3,32,32]")
-POINT = ("launch=inline", "strategy=single", "local_batch=8", "epochs=2")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+POINT = ("local_batch=8", "epochs=2")
 
 
 def prepared(folder: Path, *overrides: str) -> Job:
-    folder.mkdir(exist_ok=True)
-    return worker.set_up(compose(*POINT, *overrides), RunPaths(folder), Place())
+    return set_up(folder, *POINT, *overrides)
 
 
 def on_meta(*overrides: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
@@ -116,11 +106,9 @@ SMALL = (
 )
 
 
-def trained(folder: Path, *overrides: str) -> tuple[Tensor, list[dict[str, Any]]]:
-    """The parameters after two epochs of two full steps and a tail each, and the records."""
-    folder.mkdir(exist_ok=True)
-    job = worker.train(compose(*POINT, *SMALL, *overrides), RunPaths(folder), Place())
-    return job.vector.parameters.clone(), list(read_records(RunPaths(folder).metrics)[0])
+def trained(folder: Path, *overrides: str) -> Tensor:
+    """The parameters after two epochs of two full steps and a tail each."""
+    return train(folder, *POINT, *SMALL, *overrides).vector.parameters.clone()
 
 
 Capture = Callable[[Callable[[], object], object], graphs.Captured]
@@ -175,14 +163,14 @@ def test_steps_of_a_graph_are_those_without(
     memory of the other.
     """
     replays: list[object] = []
-    plain, plain_records = trained(tmp_path / "plain", *more)
+    plain = trained(tmp_path / "plain", *more)
     may_capture(calls_again(replays))
-    replayed, records = trained(tmp_path / "graph", *more)
+    replayed = trained(tmp_path / "graph", *more)
     assert torch.equal(plain, replayed)
     assert replays == [1, 2, *of_run], "one each to compare, and those of two epochs"
     losses = [
-        [record["train_loss"] for record in run if record["type"] == "epoch"]
-        for run in (plain_records, records)
+        [epoch["train_loss"] for epoch in recorded(tmp_path / run, "epoch")]
+        for run in ("plain", "graph")
     ]
     assert losses[0] == losses[1]
 
@@ -220,11 +208,10 @@ def test_what_cannot_be_captured_is_launched_step_by_step(
     said: str,
     loses_memory: bool,
 ) -> None:
-    plain, _ = trained(tmp_path / "plain")
+    plain = trained(tmp_path / "plain")
     may_capture(capture)
-    parameters, records = trained(tmp_path / "graph")
-    assert torch.equal(parameters, plain)
-    (warning,) = (record["message"] for record in records if record["type"] == "event")
+    assert torch.equal(trained(tmp_path / "graph"), plain)
+    (warning,) = (event["message"] for event in recorded(tmp_path / "graph", "event"))
     assert said in warning
     assert "\n" not in warning
     assert "graph=false" in warning
@@ -338,29 +325,16 @@ def test_a_gpus_graph_computes_what_its_kernels_do(
     """
     found, peaks = [], []
     for graph in ("true", "false"):
-        folder = tmp_path / graph
-        folder.mkdir()
         size = 64 * (2 if "accumulation_steps=2" in more else 1)
-        config = compose(
-            *POINT,
-            *GPU,
-            "precision=fp32",
-            *more,
-            f"graph={graph}",
-            f"data.num_train={3 * size + 5}",
-        )
-        job = worker.train(config, RunPaths(folder), Place())
+        sized = (f"graph={graph}", f"data.num_train={3 * size + 5}")
+        job = train(tmp_path / graph, *POINT, *GPU, "precision=fp32", *more, *sized)
         assert (job.graphs is not None) == (graph == "true")
         found.append(
             torch.cat(
                 [job.vector.parameters, *(b.reshape(-1).float() for b in job.model.buffers())]
             )
         )
-        (epoch,) = (
-            record
-            for record in read_records(RunPaths(folder).metrics)[0]
-            if record["type"] == "epoch"
-        )
+        (epoch,) = recorded(tmp_path / graph, "epoch")
         peaks.append(epoch["peak_memory_bytes"])
     assert torch.equal(*found)
     assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
@@ -385,14 +359,8 @@ def test_a_model_that_waits_for_the_device_trains_without_a_graph(
     tmp_path: Path, device: str
 ) -> None:
     (tmp_path / "mine.py").write_text(OF_THE_USER)
-    words = (
-        *TINY,
-        "model=own",
-        f"model.target={tmp_path / 'mine.py'}:build",
-        f"device={device}",
-        "precision=fp32",
-    )
-    worker.train(user_code.resolve(compose(*POINT, *words)), RunPaths(tmp_path), Place())
+    words = ("model=own", f"model.target={tmp_path / 'mine.py'}:build", f"device={device}")
+    train(tmp_path, *POINT, *TINY, *words, "precision=fp32")
     start, *others = read_records(RunPaths(tmp_path).metrics)[0]
     assert others[-1]["status"] == "completed"
     assert start["graph"] is (False if device == "cuda" else None)
@@ -426,8 +394,7 @@ def test_a_loss_that_is_a_view_of_a_parameter_scales_no_step(
     """The gradient of such a parameter is a view of the factor from which a pass goes back."""
     (tmp_path / "mine.py").write_text(SHIFTED_LOSS)
     words = ("model=own", f"model.target={tmp_path / 'mine.py'}:build", "precision=fp32")
-    config = user_code.resolve(compose(*POINT, *TINY, *words))
-    job = worker.set_up(config, RunPaths(tmp_path), Place())
+    job = prepared(tmp_path, *TINY, *words)
     batch = torch.arange(8)
     found = []
     for _ in range(3):
