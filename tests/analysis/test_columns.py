@@ -17,10 +17,8 @@ def test_every_field_of_an_epoch_is_a_column_of_its_type() -> None:
         int: {"count", "count_or_null"}, float: {"number"},
         int | None: {"count_or_null"}, float | None: {"number"},
     }  # fmt: skip
-    hints, told = (
-        get_type_hints(Epoch),
-        {column.name: column for column in columns.TABLES["epochs"]},
-    )
+    hints = get_type_hints(Epoch)
+    told = {column.name: column for column in columns.TABLES["epochs"]}
     scalars = {field.name for field in fields(Epoch)} - set(run_rows.NO_COLUMNS)
     assert scalars | {"run_id"} == set(told), (
         "a field of runlog.Epoch needs its line in analysis/study/columns.csv"

@@ -204,10 +204,8 @@ def test_runs_that_end_with_a_round_are_compared_by_their_last_one(tmp_path: Pat
     for table in ("runs", "epochs", "rounds"):
         getattr(study, table).to_csv(tmp_path / f"{table}.csv", index=False)
     study = bsweep.load(tmp_path)
-    of_epoch, of_round = (
-        study.epochs["train_loss"].iloc[-1],
-        study.rounds.loc[study.rounds["round"] == 3],
-    )
+    of_epoch = study.epochs["train_loss"].iloc[-1]
+    of_round = study.rounds.loc[study.rounds["round"] == 3]
     runs = study.runs.sort_values("seed")
     assert runs["train_loss"].iloc[0] == pytest.approx(of_epoch, abs=0.05)
     assert runs["train_loss"].iloc[1:].tolist() == of_round["train_loss"].iloc[[4, 8]].tolist()

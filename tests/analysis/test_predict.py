@@ -32,7 +32,14 @@ from bsweep.config.values import parse_seconds
 from bsweep.runlog.probe_file import Probe, ProbedBatch, ProbedWorker
 from bsweep.runlog.records import Status
 from tests.support.running import ran_ok
-from tests.support.synthetic_targets import TARGET, Truth, write_branch, write_target_run
+from tests.support.synthetic_targets import (
+    TARGET,
+    Truth,
+    with_energy,
+    write_branch,
+    write_target_run,
+    write_target_study,
+)
 
 TRUTH = Truth()
 CELLS = [(32, 1), (128, 1), (512, 1), (128, 2), (512, 2)]
@@ -42,10 +49,8 @@ CELLS = [(32, 1), (128, 1), (512, 1), (128, 2), (512, 2)]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five cells of a grid, two seeds each."""
     study = tmp_path_factory.mktemp("predict") / "known"
-    for batch, workers in CELLS:
-        for seed in (0, 1):
-            write_target_run(study, TRUTH, batch=batch, workers=workers, seed=seed)
-    return study
+    write_target_study(study, TRUTH, (32, 128, 512), seeds=(0, 1))
+    return write_target_study(study, TRUTH, (128, 512), workers=(2,), seeds=(0, 1))
 
 
 @pytest.fixture(scope="module")
@@ -149,19 +154,13 @@ def test_the_least_energy_counts_the_power_of_idle_devices(folder: Path) -> None
     """By 40 W of a worker whatever it does, and 0.3 J an example; on two workers an exchange leaves
     them idle.
     """
-    study = bsweep.load(folder)
-    workers = study.runs["num_workers"]
-    last = study.evaluations.groupby("run_id").last().loc[study.runs["run_id"]]
-    seconds, steps = (last[name].to_numpy(float) for name in ("train_seconds", "num_steps"))
-    study.runs["train_seconds"] = seconds
-    study.runs["energy_joules"] = 40 * seconds * workers + 0.3 * steps * study.runs["global_batch"]
+    study = with_energy(bsweep.load(folder), 40, example_joules=0.3)
     found = bsweep.predict(study, TARGET, objective="joules", batches=[32, 64, 128, 256, 512])
     cells = found.cells
     truth = 40 * cells["worker_seconds"] + 0.3 * cells["steps"] * cells["global_batch"]
     assert cells["joules"].to_numpy() == pytest.approx(truth.to_numpy(), rel=0.05)
     assert found.choice.value == pytest.approx(cells["joules"].min(), rel=0.02)
-    alike = study.runs.assign(energy_joules=50.0 * seconds * workers)
-    constant = bsweep.predict(replace(study, runs=alike), TARGET, objective="joules")
+    constant = bsweep.predict(with_energy(study, 50), TARGET, objective="joules")
     assert constant.choice.value == pytest.approx(50 * constant.recommended["worker_seconds"])
 
 
@@ -231,9 +230,8 @@ def test_runs_that_differ_in_more_than_the_grid_have_to_be_chosen(tmp_path: Path
 @pytest.mark.full
 def test_runs_that_never_got_there_count_as_such(tmp_path: Path) -> None:
     most = 360_000.0  # too few examples for the larger batches alone
-    for batch in (32, 64, 128, 256, 512, 1024):
-        for seed in (0, 1):
-            write_target_run(tmp_path / "s", TRUTH, batch=batch, seed=seed, most_examples=most)
+    batches, seeds = (32, 64, 128, 256, 512, 1024), (0, 1)
+    write_target_study(tmp_path / "s", TRUTH, batches, seeds=seeds, most_examples=most)
     study = bsweep.load(tmp_path / "s")
     prediction = bsweep.predict(study, TARGET)
     row = prediction.cells.set_index("global_batch").loc[1024]
@@ -267,8 +265,7 @@ def test_a_batch_that_missed_the_target_at_its_end_is_not_recommended(
     status: Status, best: int, tmp_path: Path
 ) -> None:
     truth = Truth(minimum_examples=640_000, scatter=0.02)
-    for batch in (32, 128):
-        write_target_run(tmp_path / "s", truth, batch=batch, workers=2)
+    write_target_study(tmp_path / "s", truth, (32, 128), workers=(2,))
     most = 0.95 * 256 * truth.steps(256)
     write_target_run(tmp_path / "s", truth, batch=256, workers=2, most_examples=most, status=status)
     assert bsweep.predict(tmp_path / "s", TARGET).recommended["global_batch"] == best
@@ -362,10 +359,8 @@ def test_the_luckiest_of_equal_learning_rates_is_counted_as_chosen() -> None:
 @pytest.mark.full
 def test_one_batch_and_its_noise_scale_give_a_wide_prediction(tmp_path: Path) -> None:
     critical, batches = TRUTH.minimum_examples / TRUTH.minimum_steps, [32, 128, 512]
-    for seed in (0, 1):
-        write_target_run(
-            tmp_path / "s", TRUTH, batch=128, workers=2, seed=seed, noise_scale=critical
-        )
+    seeds = (0, 1)
+    write_target_study(tmp_path / "s", TRUTH, (128,), (2,), seeds, noise_scale=critical)
     study = bsweep.load(tmp_path / "s")
     prediction = bsweep.predict(study, TARGET, batches=batches, workers=[2])
     by_steps, by_noise, _ = prediction.critical_batches
@@ -416,12 +411,10 @@ def test_formulas_that_miss_what_was_measured_are_doubted(tmp_path: Path) -> Non
 
 @pytest.mark.full
 def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> None:
-    for batch in (32, 128):
-        write_target_run(tmp_path / "s", TRUTH, batch=batch, every_examples=400_000)
+    write_target_study(tmp_path / "s", TRUTH, (32, 128), every_examples=400_000)
     with pytest.raises(ValueError, match=r"2 runs reached .*evaluate_every_examples=40000"):
         bsweep.predict(tmp_path / "s", TARGET)
-    for batch in (256, 512):
-        write_target_run(tmp_path / "s", TRUTH, batch=batch)
+    write_target_study(tmp_path / "s", TRUTH, (256, 512))
     prediction = bsweep.predict(tmp_path / "s", TARGET)
     assert any("only an upper bound" in line for line in prediction.warnings)
     write_target_run(tmp_path / "s", TRUTH, batch=1024)
@@ -436,8 +429,7 @@ def test_runs_that_reach_the_target_at_once_are_too_little(tmp_path: Path) -> No
 
 @pytest.mark.full
 def test_a_probe_tells_what_an_exchange_costs(tmp_path: Path) -> None:
-    for batch in (32, 128):
-        write_target_run(tmp_path / "s", TRUTH, batch=batch)
+    write_target_study(tmp_path / "s", TRUTH, (32, 128))
     workers = []
     for slowness in (1, 1.01):
         batches = (ProbedBatch(b, slowness * TRUTH.step_seconds(b, 1)) for b in (8, 32, 128))

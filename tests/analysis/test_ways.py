@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from bsweep.analysis.prediction.step_time import Timing, fit_step_time
 from bsweep.analysis.prediction.ways import Way, ways_of
 from bsweep.config.target import target_of
 from tests.support.running import ran_ok
-from tests.support.synthetic_targets import TARGET, Truth, write_target_run
+from tests.support.synthetic_targets import TARGET, Truth, with_energy, write_target_study
 
 DDP = {"strategy": {"name": "ddp"}}
 SHARDED = {
@@ -60,7 +60,9 @@ class Staged(Truth):
         return passes * (fixed + self.example_seconds * local_batch) / (1 - bubble)
 
 
-def write(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    study = tmp_path_factory.mktemp("ways") / "known"
     staged = {number: Staged(microbatches=number, pass_seconds=0.002) for number in (4, 16)}
     runs: list[tuple[Truth, dict[str, Any], int, int]] = [
         *((Truth(), DDP, batch, workers) for batch in (64, 256, 512) for workers in (1, 2, 4)),
@@ -70,16 +72,7 @@ def write(folder: Path) -> None:
         (staged[4], pipeline(4), 256, 4),
     ]
     for truth, settings, batch, workers in runs:
-        for seed in (0, 1):
-            write_target_run(
-                folder, truth, batch=batch, workers=workers, seed=seed, settings=settings
-            )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    study = tmp_path_factory.mktemp("ways") / "known"
-    write(study)
+        write_target_study(study, truth, (batch,), (workers,), seeds=(0, 1), settings=settings)
     return study
 
 
@@ -144,8 +137,7 @@ def _dotted(settings: dict[str, dict[str, object]]) -> dict[str, object]:
 def pair_of(folder: Path, *settings: dict[str, Any]) -> Path:
     """A study with two batches of each of several settings."""
     for one in settings:
-        for batch in (64, 256):
-            write_target_run(folder / "s", Truth(), batch=batch, workers=2, settings=one)
+        write_target_study(folder / "s", Truth(), (64, 256), workers=(2,), settings=one)
     return folder / "s"
 
 
@@ -155,6 +147,7 @@ def named(name: str, **settings: object) -> dict[str, Any]:
 
 TOPK, SPARSE = ({"compression": {"name": "topk", "density": part}} for part in (0.1, 0.01))
 OTHER = "differ in more than batch size"
+PIPEDREAM = named("pipedream", replicas=1, reduce="fp32", cuts=None, vertical_sync=False)
 ADASUM = named(
     "horovod", op="adasum", buckets=1, fusion_threshold_mb=128, cycle_time_ms=1.0,
     cache_capacity=1024,
@@ -169,10 +162,7 @@ ADASUM = named(
         ([SHARDED, ADASUM], OTHER),
         ([named("horovod") | TOPK, named("horovod") | SPARSE], OTHER),
         ([named("horovod") | TOPK, named("allreduce") | SPARSE], OTHER),
-        (
-            [named("pipedream", replicas=1, reduce="fp32", cuts=None, vertical_sync=False)],
-            "pipedream do not take every step together",
-        ),
+        ([PIPEDREAM], "pipedream do not take every step together"),
     ],
 )
 def test_runs_that_make_other_steps_are_not_compared(
@@ -193,12 +183,8 @@ def test_a_strategy_is_predicted_alone_and_those_of_one_codec_together(tmp_path:
 @pytest.mark.full
 def test_steps_that_differ_between_ways_are_said(tmp_path: Path) -> None:
     for settings, needed in ((DDP, 1.0), (SHARDED, 2.0)):
-        for batch in (64, 256):
-            for seed in range(4):
-                write_target_run(
-                    tmp_path / "s", Truth(), batch=batch, workers=2, seed=seed, needed=needed,
-                    settings=settings,
-                )  # fmt: skip
+        more: dict[str, Any] = {"settings": settings, "needed": needed}
+        write_target_study(tmp_path / "s", Truth(), (64, 256), (2,), seeds=range(4), **more)
     warnings = bsweep.predict(tmp_path / "s", TARGET).warnings
     assert any("between strategies" in line for line in warnings)
 
@@ -352,14 +338,9 @@ def test_real_runs_of_several_strategies_are_compared(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_strategy_without_energy_is_left_out_of_the_least_energy(tmp_path: Path) -> None:
-    study = bsweep.load(pair_of(tmp_path, DDP, SHARDED))
-    last = study.evaluations.groupby("run_id").last().loc[study.runs["run_id"]]
-    seconds = last["train_seconds"].to_numpy(float)
-    joules = 50.0 * seconds * study.runs["num_workers"]
-    runs = study.runs.assign(
-        train_seconds=seconds, energy_joules=joules.where(study.runs["strategy"] == "ddp")
-    )
-    found = bsweep.predict(replace(study, runs=runs), TARGET, objective="joules")
+    study = with_energy(bsweep.load(pair_of(tmp_path, DDP, SHARDED)), 50)
+    study.runs.loc[study.runs["strategy"] != "ddp", "energy_joules"] = np.nan
+    found = bsweep.predict(study, TARGET, objective="joules")
     assert found.cells["is_allowed"].equals(found.cells["way"] == "ddp")
     assert found.recommended["way"] == "ddp"
     assert "with a strategy of which no run recorded its energy" in " ".join(repr(found).split())

@@ -24,7 +24,7 @@ from bsweep.report.recommended import recommended
 from bsweep.report.tables import tables
 from tests.plots.test_plots import assert_readable
 from tests.support.synthetic_study import META, diloco, write_run
-from tests.support.synthetic_targets import TARGET, Truth, write_target_run
+from tests.support.synthetic_targets import TARGET, Truth, write_target_run, write_target_study
 
 BATCHES, WORKERS = (16, 64, 256), (1, 4)
 EXACT = Truth(scatter=0.02, jitter=0.01)
@@ -33,14 +33,10 @@ EXACT = Truth(scatter=0.02, jitter=0.01)
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     folder = tmp_path_factory.mktemp("studies") / "targets"
-    for batch in BATCHES:
-        for workers in WORKERS:
-            for seed in (0, 1):
-                settings = {"target_accuracy": TARGET}
-                write_target_run(
-                    folder, EXACT, batch=batch, workers=workers, seed=seed, settings=settings
-                )
-    return bsweep.load(folder)
+    settings = {"target_accuracy": TARGET}
+    return bsweep.load(
+        write_target_study(folder, EXACT, BATCHES, WORKERS, seeds=(0, 1), settings=settings)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +91,7 @@ def test_figures_are_readable_and_the_map_frames_what_was_measured(
 
 @pytest.mark.full
 def test_a_study_that_names_no_target_has_the_one_that_most_cells_reach(tmp_path: Path) -> None:
-    for batch in BATCHES:
-        write_target_run(tmp_path / "s", EXACT, batch=batch)
+    write_target_study(tmp_path / "s", EXACT, BATCHES)
     for batch in (1024, 512):  # ended long before: no more than a third of the way
         write_target_run(
             tmp_path / "s", EXACT, batch=batch, most_examples=EXACT.steps(batch) * batch / 3

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from tests.report.browser import assert_accessible, drawn, go, opened, page_of, 
 from tests.support.running import compose
 from tests.support.split_study import write_split_study
 from tests.support.synthetic_study import META, write_run, write_study
-from tests.support.synthetic_targets import TARGET, Truth, write_target_run
+from tests.support.synthetic_targets import TARGET, Truth, with_energy, write_target_study
 
 PHONE = {"width": 390, "height": 844}
 BATCHES, WORKERS, SEEDS = (64, 256, 1024), (1, 4), 2
@@ -43,12 +42,7 @@ _PLACE_OF_A_CELL = (
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
     folder = tmp_path_factory.mktemp("studies") / "asked"
-    for batch in BATCHES:
-        for workers in WORKERS:
-            for seed in range(SEEDS):
-                write_target_run(
-                    folder, Truth(), batch=batch, workers=workers, seed=seed, noise_scale=300.0
-                )
+    write_target_study(folder, Truth(), BATCHES, WORKERS, range(SEEDS), noise_scale=300.0)
     meta = META | {"command": f"bsweep run epochs=3 seed=0,1 model.name={HOSTILE!r}"}
     settings = {"optimizer.lr_rule": "linear"}
     run = write_run(
@@ -92,12 +86,10 @@ def test_the_first_screen_has_all_of_the_answer(
 @pytest.mark.full
 def test_the_page_answers_what_the_terminal_answers(browser: Any, tmp_path: Path) -> None:
     folder = tmp_path / "two"
-    for batch in (*BATCHES, 512):
-        write_target_run(folder, Truth(), batch=batch, settings={"model.name": "wide"})
-    for batch in BATCHES:  # a smaller part that is faster, but no alternative
-        write_target_run(
-            folder, Truth(), batch=batch, needed=0.1, settings={"model.name": "narrow"}
-        )
+    wide, narrow = ({"model.name": name} for name in ("wide", "narrow"))
+    write_target_study(folder, Truth(), (*BATCHES, 512), settings=wide)
+    # A smaller part that is faster, but no alternative.
+    write_target_study(folder, Truth(), BATCHES, needed=0.1, settings=narrow)
     study = bsweep.load(folder)
     line, sure, *_ = analysis.answer_lines(study)
     best = analysis.answers(study)[analysis.first_place(study) or 0].prediction
@@ -351,12 +343,7 @@ def test_the_energy_to_the_target_is_that_of_python(
     browser: Any, tmp_path: Path, study: analysis.Study
 ) -> None:
     """By 50 W of a worker, and 0.3 J an example."""
-    runs, last = study.runs, study.evaluations.groupby("run_id").last()
-    last = last.reindex(runs["run_id"]).reset_index()
-    devices = 50.0 * runs["num_workers"] * last["train_seconds"]
-    examples = last["num_steps"] * runs["global_batch"]
-    runs = runs.assign(train_seconds=last["train_seconds"], energy_joules=devices + 0.3 * examples)
-    study = replace(study, runs=runs)
+    study = with_energy(study, 50, example_joules=0.3)
     cells = bsweep.predict(study, TARGET, objective="joules").cells
     names = zip(cells["global_batch"], cells["num_workers"], strict=True)
     expected = dict(zip(names, cells["joules"], strict=True))
@@ -445,10 +432,7 @@ def test_keys_reach_all_controls_and_charts_are_saved(browser: Any, path: Path) 
 
 @pytest.mark.full
 def test_a_page_shows_the_sentences_of_the_analysis(browser: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "spoken"
-    for batch in (64, 256):
-        for workers in (1, 4):
-            write_target_run(folder, Truth(), batch=batch, workers=workers, seed=0)
+    folder = write_target_study(tmp_path / "spoken", Truth(), (64, 256), workers=(1, 4))
     meta = {**META, "commit": "f" * 40}
     lost = "out.safetensors was not written: OSError: no space"
     write_run(folder, local_batch=8, status=None, num_epochs_done=1, meta=meta, events=(lost,))
