@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from bsweep.cli import main
 from bsweep.compose.words import as_hydra_takes
 from bsweep.config.parsing import known_keys
 from bsweep.config.run import GROUPS, RunConfig
-from tests.support.running import ROOT, TINY, tool
+from tests.support.running import ROOT, TINY, captured, tool
 
 Type = Callable[..., tuple[int, str]]
 LONG = "a" * 5000
@@ -164,9 +163,7 @@ def test_bash_completes_commands_keys_and_groups(tmp_path: Path) -> None:
     }
     env = {**os.environ, "PATH": f"{Path(tool('bsweep')).parent}:{os.environ['PATH']}"}
     command = ["bash", "-c", COMPLETE, "bash", *expected]
-    result = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-    )
+    result = captured(command, cwd=tmp_path, env=env, check=True)
     answers = [line.split() for line in result.stdout.splitlines()]
     assert answers == list(expected.values()), result.stderr
     assert "usage" not in result.stderr

@@ -62,9 +62,9 @@ def random_gradients(like: Tensor, seed: int) -> Tensor:
 
 
 def build(
-    name: str, vector: Vector, rank: int = 0, *, momentum: float = 0.0, **changes: Any
+    name: str, vector: Vector, rank: int = 0, *, optimizer: SGD | None = None, **changes: Any
 ) -> Codec:
-    optimizer = SGD([vector.parameters], lr=1, momentum=momentum)
+    optimizer = optimizer or SGD([vector.parameters], lr=1)
     config = configure(name, **changes)
     setting = Setting(vector=vector, optimizer=optimizer, seed=3, rank=rank, num_workers=4)
     codec = compression.build(config, setting)
@@ -273,9 +273,7 @@ def test_dgc_sends_what_momentum_sgd_would_have_moved(nesterov: bool) -> None:
     vector = make_vector()
     size, first, second = len(vector.gradients), 0, 1
     optimizer = SGD([vector.parameters], lr=1, momentum=0.9, nesterov=nesterov)
-    config = configure("dgc", density=1 / size, warmup_densities=[])
-    setting = Setting(vector=vector, optimizer=optimizer, seed=0, rank=0, num_workers=2)
-    codec = compression.build(config, setting)
+    codec = build("dgc", vector, optimizer=optimizer, density=1 / size, warmup_densities=[])
     assert isinstance(codec, DGC)
     reference = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     plain = SGD([reference], lr=1, momentum=0.9, nesterov=nesterov)
@@ -295,7 +293,8 @@ def test_dgc_sends_what_momentum_sgd_would_have_moved(nesterov: bool) -> None:
 
 def test_dgc_at_density_1_is_sgd_without_momentum() -> None:
     vector = make_vector()
-    codec = build("dgc", vector, momentum=0.9, density=1, warmup_densities=[])
+    optimizer = SGD([vector.parameters], lr=1, momentum=0.9)
+    codec = build("dgc", vector, optimizer=optimizer, density=1, warmup_densities=[])
     for step in range(3):
         gradients = random_gradients(vector.gradients, step)
         assert torch.equal(exchange_alone(codec, gradients), gradients)
@@ -307,8 +306,7 @@ def test_dgc_leaves_the_optimizer_without_momentum() -> None:
     optimizer = SGD(
         [{"params": [half]} for half in halves], lr=0.5, momentum=0.9, nesterov=True, fused=True
     )
-    setting = Setting(vector=vector, optimizer=optimizer, seed=0, rank=0, num_workers=2)
-    compression.build(configure("dgc"), setting)
+    build("dgc", vector, optimizer=optimizer)
     expected = vector.parameters - 0.5 * (1 + 2 + 3)
     for gradient in (1.0, 2.0, 3.0):
         for half in halves:

@@ -13,11 +13,8 @@ import torch
 import bsweep
 from bsweep.analysis.study.derived import with_energy
 from bsweep.core import energy
-from bsweep.core.ranks import Place
-from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
-from bsweep.train import worker
-from tests.support.running import TINY, compose
+from tests.support.running import TINY, recorded
+from tests.support.training import train
 
 CPU = torch.device("cpu")
 LARGEST = 262_143_328_850  # microjoules, after which a package begins anew
@@ -73,17 +70,11 @@ def test_an_epoch_records_what_its_steps_used_and_nothing_of_evaluations(
 
     monkeypatch.setattr(step, "train_step", hungry(step.train_step))
     monkeypatch.setattr(evaluation, "evaluate", hungry(evaluation.evaluate))
-    config = compose(
-        *TINY, "model=tiny_cnn", "launch=inline", "strategy=single", "local_batch=30", "epochs=2",
-        "precision=fp32",
-        "channels_last=false", "evaluate_every_examples=30", f"results_dir={tmp_path}", "study=s",
-    )  # fmt: skip
-    paths = RunPaths(tmp_path / "s" / config.run_id)
-    paths.folder.mkdir(parents=True)
-    worker.train(config, paths, Place())
-    records = read_records(paths.metrics)[0]
-    assert sum(one["type"] == "evaluation" for one in records) > 2
-    epochs = [one for one in records if one["type"] == "epoch"]
+    point = (*TINY, "model=tiny_cnn", "precision=fp32", "channels_last=false", "local_batch=30")
+    (tmp_path / "s").mkdir()
+    train(tmp_path / "s/run", *point, "epochs=2", "evaluate_every_examples=30")
+    assert len(recorded(tmp_path / "s/run", "evaluation")) > 2
+    epochs = recorded(tmp_path / "s/run", "epoch")
     assert [epoch["energy_joules"] for epoch in epochs] == [pytest.approx(3), pytest.approx(3)]
     study = bsweep.load(tmp_path / "s")
     assert study.runs["energy_joules"].tolist() == [pytest.approx(6)]

@@ -7,24 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from bsweep.core import memory, ranks
-from bsweep.core.ranks import Place
 from bsweep.data.dataset import Part
-from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
-from bsweep.train import evaluation, step, worker
+from bsweep.train import evaluation, step
 from bsweep.train.job import Job
 from tests.support.gpus import on_gpus
-from tests.support.running import TINY, compose
-
-ALONE = ("launch=inline", "strategy=single", "epochs=3")
-
-
-def epochs(paths: RunPaths) -> list[dict[str, Any]]:
-    return [record for record in read_records(paths.metrics)[0] if record["type"] == "epoch"]
+from tests.support.running import TINY, recorded
+from tests.support.training import train
 
 
 @pytest.mark.parametrize("within", ["null", "40"])
@@ -47,11 +38,9 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
     monkeypatch.setattr(memory, "reset_peak", lambda _: gauge.__setitem__(0, 1))
     monkeypatch.setattr(memory, "peak_bytes", lambda _: gauge[0])
     point = ("local_batch=32", f"evaluate_every_examples={within}", "model=tiny_cnn", *TINY)
-    threads = torch.get_num_threads()
-    worker.train(compose(*ALONE, *point), RunPaths(tmp_path), Place())
-    torch.set_num_threads(threads)
+    train(tmp_path, *point, "epochs=3")
     names = ("peak_memory_bytes", "evaluation_peak_memory_bytes")
-    peaks = [tuple(epoch[name] for name in names) for epoch in epochs(RunPaths(tmp_path))]
+    peaks = [tuple(epoch[name] for name in names) for epoch in recorded(tmp_path, "epoch")]
     assert peaks == [(10, 100)] * 3
 
 
@@ -63,10 +52,9 @@ def test_a_gpus_peak_is_the_same_in_every_epoch_and_grows_with_the_batch(
     for batch in (64, 256):
         images = ("data=synthetic", "data.num_train=1024", "data.num_test=1000")
         point = (f"local_batch={batch}", "model=resnet18", f"device={device}", *images)
-        paths = RunPaths(tmp_path / str(batch))
-        paths.folder.mkdir()
-        worker.train(compose(*ALONE, *point, "data.shape=[3,32,32]"), paths, Place())
-        (peak,) = {epoch["peak_memory_bytes"] for epoch in epochs(paths)}
+        folder = tmp_path / str(batch)
+        train(folder, *point, "data.shape=[3,32,32]", "epochs=3")
+        (peak,) = {epoch["peak_memory_bytes"] for epoch in recorded(folder, "epoch")}
         peaks.append(peak)
     assert peaks[0] < peaks[1]
 

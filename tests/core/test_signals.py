@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from bsweep.core import signals
+from tests.support.running import wait_for
 
 PROGRAM = """
 import pathlib, signal, sys, time
@@ -27,10 +27,7 @@ def test_a_program_below_a_shell_is_asked_before_it_is_killed(
     (tmp_path / "program.py").write_text(PROGRAM)
     words = ["sh", "-c", f"{shlex.quote(sys.executable)} -S program.py; true"]
     shell = subprocess.Popen(words, cwd=tmp_path)
-    ends = time.monotonic() + 60
-    while not (tmp_path / "ready").exists():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+    wait_for((tmp_path / "ready").exists)
     signals.end([shell], 30, asks_all=asks_all)
     assert shell.poll() is not None
     assert (tmp_path / "saved").exists() == asks_all

@@ -11,16 +11,12 @@ import pytest
 import torch
 
 from bsweep import data
-from bsweep.core.ranks import Place
 from bsweep.data import dataset as datasets
 from bsweep.data import plan
 from bsweep.data.dataset import Dataset, Part, placed
-from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
-from bsweep.train import worker
-from bsweep.train.job import Job
 from tests.data.test_data import SYNTHETIC
-from tests.support.running import TINY, compose
+from tests.support.running import TINY, recorded
+from tests.support.training import train
 
 CPU, OTHER = torch.device("cpu"), torch.device("cpu", 0)
 """The second is no other device, but not equal to the first: examples are streamed to it as to a
@@ -132,31 +128,18 @@ def test_on_a_cpu_all_stays_where_it_is_mapped() -> None:
         assert not again.test.streams
 
 
-POINT = (
-    *TINY,
-    "model=tiny_cnn",
-    "local_batch=8",
-    "accumulation_steps=2",
-    "epochs=2",
-    "launch=inline",
-    "strategy=single",
-)
+POINT = (*TINY, "model=tiny_cnn", "local_batch=8", "accumulation_steps=2", "epochs=2")
 
 
 def test_a_run_on_streamed_examples_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trained(name: str) -> Job:
-        (tmp_path / name).mkdir()
-        return worker.train(compose(*POINT, "data.flip=true"), RunPaths(tmp_path / name), Place())
-
     def losses(name: str) -> list[float]:
-        records, _ = read_records(tmp_path / name / "metrics.jsonl")
-        return [record["test_loss"] for record in records if record["type"] == "epoch"]
+        return [epoch["test_loss"] for epoch in recorded(tmp_path / name, "epoch")]
 
-    resident = trained("resident")
+    resident = train(tmp_path / "resident", *POINT, "data.flip=true")
     monkeypatch.setattr(datasets, "placed", lambda dataset, *_: replace(dataset, device=OTHER))
-    streamed = trained("streamed")
+    streamed = train(tmp_path / "streamed", *POINT, "data.flip=true")
     assert not resident.dataset.train.streams
     assert streamed.dataset.train.streams
     assert torch.equal(streamed.vector.parameters, resident.vector.parameters)
@@ -167,13 +150,8 @@ def test_a_run_on_streamed_examples_is_the_same_run(
 @pytest.mark.gpu
 @needs_gpu
 def test_a_gpu_that_streams_reaches_the_weights_of_one_that_keeps_all(tmp_path: Path) -> None:
-    point = (*POINT[:-2], "launch=inline", "strategy=single", "device=cuda", "precision=fp64")
-    for name in ("cuda", "cpu"):
-        (tmp_path / name).mkdir()
-    cuda, cpu = (
-        worker.train(compose(*point, f"data.device={name}"), RunPaths(tmp_path / name), Place())
-        for name in ("cuda", "cpu")
-    )
+    point = (*POINT, "device=cuda", "precision=fp64")
+    cuda, cpu = (train(tmp_path / name, *point, f"data.device={name}") for name in ("cuda", "cpu"))
     assert cpu.dataset.train.streams
     assert cpu.dataset.test.streams
     assert not cuda.dataset.train.streams

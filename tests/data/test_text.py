@@ -14,10 +14,8 @@ import torch
 from bsweep import data
 from bsweep.config.data import TextConfig
 from bsweep.data import cache
-from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
 from tests.data.test_data import refuses
-from tests.support.running import bsweep, imported_first, ran_ok, summaries, write_text
+from tests.support.running import bsweep, imported_first, ran_ok, recorded, summaries, write_text
 
 CPU = torch.device("cpu")
 
@@ -33,16 +31,9 @@ def test_each_label_is_the_byte_after_its_input(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(100, 120)))  # 15 to train on, 5 to test on
     dataset = data.load(text(path), CPU)
-    assert dataset.train_inputs.tolist() == [
-        [100, 101, 102, 103],
-        [104, 105, 106, 107],
-        [108, 109, 110, 111],
-    ]
-    assert dataset.train_labels.tolist() == [
-        [101, 102, 103, 104],
-        [105, 106, 107, 108],
-        [109, 110, 111, 112],
-    ]
+    rows = torch.arange(100, 112).view(3, 4)
+    assert dataset.train_inputs.tolist() == rows.tolist()
+    assert dataset.train_labels.tolist() == (rows + 1).tolist()
     assert dataset.test_inputs.tolist() == [[115, 116, 117, 118]]
     assert dataset.test_labels.tolist() == [[116, 117, 118, 119]]
     assert data.prepare(text(path)) == data.DataInfo(
@@ -146,8 +137,7 @@ def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
     runs = tmp_path / "results/s/report/runs.csv"
     assert str(tmp_path) not in runs.read_text(), "its name tells the data, not its place"
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
-    records = read_records(RunPaths(folder).metrics)[0]
-    start, *epochs = (record for record in records if record["type"] in ("start", "epoch"))
+    (start,), epochs = (recorded(folder, kind) for kind in ("start", "epoch"))
     assert (start["tokens_per_example"], start["classes"], start["num_train"]) == (32, [], 562)
     losses = [epoch["test_loss"] for epoch in epochs]
     assert losses == sorted(losses, reverse=True)

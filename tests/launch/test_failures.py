@@ -24,7 +24,7 @@ from bsweep.core.ranks import Place
 from bsweep.launch import failure, lifeline
 from bsweep.launch.launcher import LaunchRequest, Outcome
 from bsweep.numerics import objective
-from bsweep.runlog.errors import WorkerLost, errors_reported, worker_lost
+from bsweep.runlog.errors import WorkerLost, errors_reported
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.taken import FORM, Taken
 from bsweep.strategies import ddp
@@ -44,6 +44,7 @@ ERROR = {
     "is_consequence": False,
     "traceback": "",
 }
+LATER = {**ERROR, "is_consequence": True}
 
 
 @pytest.fixture
@@ -79,11 +80,7 @@ def outcome_of(
         (ERROR, [(1, -signal.SIGABRT)], "rank 0 failed: OutOf"),
         (ERROR, [(1, -signal.SIGKILL)], "rank 1 was ended by SIGKILL"),
         (None, [(0, 1), (1, -signal.SIGABRT)], "rank 1 was ended by SIGABRT"),
-        (
-            {**ERROR, "is_consequence": True},
-            [(0, 1)],
-            "rank 1 ended without a message, perhaps killed from outside; then rank 0 ended",
-        ),
+        (LATER, [(0, 1)], "rank 1 ended without a message, perhaps killed from outside; then rank"),
     ],
     ids=["an error before a crash", "a kill", "a crash", "a silent end"],
 )
@@ -106,7 +103,7 @@ def test_a_rank_that_left_with_exit_code_0_is_not_said_to_be_killed(
     paths: RunPaths, num_ended: int | None, after: str
 ) -> None:
     """Of the user's own program, it is said when it left."""
-    write_json(paths.rank_logs(0) / "error.json", {**ERROR, "is_consequence": True, "time": 1.0})
+    write_json(paths.rank_logs(0) / "error.json", {**LATER, "time": 1.0})
     paths.clean_exit(1).touch()
     if num_ended:
         with paths.taken(1).open("wb") as file:
@@ -330,6 +327,7 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
         (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), False),
         (torch.OutOfMemoryError("NCCL out of memory"), False),
         (ACCELERATOR_ERROR("CUDA error: device-side assert triggered"), False),
+        (ACCELERATOR_ERROR("CUDA error: device-side assert triggered by NCCL"), False),
     ],
 )
 def test_only_a_broken_exchange_within_ddps_pass_is_anothers_fault(
@@ -337,11 +335,6 @@ def test_only_a_broken_exchange_within_ddps_pass_is_anothers_fault(
 ) -> None:
     with pytest.raises(WorkerLost if is_lost else type(error)), ddp.exchange_lost():
         raise error
-
-
-def test_what_a_gpu_raises_in_an_exchange_is_this_workers_own() -> None:
-    with pytest.raises(ACCELERATOR_ERROR, match="assert"), worker_lost():
-        raise ACCELERATOR_ERROR("CUDA error: device-side assert triggered")
 
 
 PEER = {

@@ -12,7 +12,7 @@ import pytest
 
 from bsweep.config.launch import HorovodrunConfig
 from bsweep.launch import ssh
-from tests.support.running import TINY, bsweep, compose, forks, on
+from tests.support.running import TINY, bsweep, captured, compose, forks, on
 
 pytestmark = pytest.mark.full
 
@@ -55,9 +55,7 @@ def test_a_changed_host_key_is_refused_until_the_user_accepts_it(
     words = shlex.join(ssh.options(card(f"launch.ssh_options={json.dumps(options)}")))
     (identity,) = [key.partition("=")[2] for key in keys if "identity" in key]
     horovodrun = ("bsweep.launch.horovodrun_command", words, "-np", "2", "-H", "h1:1,h2:1")
-    alone = subprocess.run(
-        [*on("h1"), forks().python, "-m", *horovodrun, "--ssh-identity-file", identity, "true"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    start = (*on("h1"), forks().python, "-m", *horovodrun)
+    alone = captured([*start, "--ssh-identity-file", identity, "true"], cwd=tmp_path)
     assert alone.returncode != 0
     assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in alone.stdout + alone.stderr

@@ -8,10 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,18 +17,20 @@ import pytest
 from bsweep import launch, load
 from bsweep.config import slurm
 from bsweep.launch import environment, srun
-from bsweep.runlog.reading import read_records
 from bsweep.study import states
 from tests.launch.test_host_failures import SMALL, cable
 from tests.support.running import (
     ROOT,
+    captured,
     compose,
     exits,
     forks,
     popen,
     ran_ok,
+    recorded,
     summaries,
     tool,
+    wait_for,
 )
 
 pytestmark = pytest.mark.full
@@ -163,7 +163,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # Batch scripts find a `bsweep` whose processes are forks.
         first = f"{Path(forks().bsweep).parent}:{Path(sys.executable).parent}"
         variables.setenv("PATH", f"{first}:{os.environ['PATH']}")
-        started = subprocess.run([SLURM, "up", "3"], capture_output=True, text=True, check=False)
+        started = captured([SLURM, "up", "3"])
         if started.returncode == 77:
             pytest.skip(started.stderr.strip())
         assert started.returncode == 0, started.stderr
@@ -173,9 +173,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def typed(folder: Path, *words: str) -> str:
     """What a command prints on the first node."""
-    result = subprocess.run(
-        [SLURM, "run", *words], cwd=folder, capture_output=True, text=True, timeout=200, check=False
-    )
+    result = captured([SLURM, "run", *words], cwd=folder, timeout=200)
     assert result.returncode == 0, "\n".join([result.stdout, result.stderr, said_by_jobs(folder)])
     return result.stdout
 
@@ -185,10 +183,7 @@ def said_by_jobs(folder: Path) -> str:
 
 
 def until(folder: Path, is_so: Callable[[], object]) -> None:
-    ends = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < ends, said_by_jobs(folder)
-        time.sleep(0.2)
+    wait_for(is_so, seconds=120, said=lambda: said_by_jobs(folder))
 
 
 def until_there(folder: Path, pattern: str) -> None:
@@ -200,18 +195,14 @@ def losses(folder: Path, study: str) -> list[tuple[str, list[float]]]:
     ends = summaries(folder, study).values()
     assert {summary["status"] for summary in ends} == {"completed"}, study
     return [
-        (path.parent.name, [one["test_loss"] for one in records(path) if one["type"] == "epoch"])
-        for path in sorted((folder / "results" / study).glob("b*/metrics.jsonl"))
+        (run.name, [one["test_loss"] for one in recorded(run, "epoch")])
+        for run in sorted((folder / "results" / study).glob("b*"))
     ]
 
 
 def events(folder: Path, study: str) -> list[str]:
-    every = (folder / "results" / study).glob("b*/metrics.jsonl")
-    return [one["event"] for path in every for one in records(path) if one["type"] == "event"]
-
-
-def records(metrics: Path) -> tuple[dict[str, Any], ...]:
-    return read_records(metrics)[0]
+    every = (folder / "results" / study).glob("b*")
+    return [one["event"] for run in every for one in recorded(run, "event")]
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ from bsweep.config import user_code
 from bsweep.launch import pool as leading
 from bsweep.launch.launcher import LaunchRequest
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
 from bsweep.train import team_files
 from bsweep.train.team_files import TeamPaths
 from tests.study.test_run import runs
 from tests.support.gpus import on_gpus
 from tests.support.launching import Scripted
-from tests.support.running import TINY, before, compose, exits, ran_ok, summaries
+from tests.support.running import TINY, before, compose, exits, ran_ok, recorded, summaries
+from tests.train.test_resume import records_of
 
 POINT = (*TINY, "model=tiny_cnn", "epochs=2", "log_every_steps=1")
 STRATEGIES = {
@@ -33,22 +33,9 @@ STRATEGIES = {
 }
 
 
-def numbers(cwd: Path, study: str) -> dict[str, list[dict[str, Any]]]:
+def numbers(cwd: Path, study: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """What the runs of a study computed, but times."""
-    timed = {"time", "type", "schema", "servers", "worker_memory"}
-
-    def is_computed(key: str) -> bool:
-        ends = ("seconds", "per_second", "memory_bytes", "p50", "p95")
-        return key not in timed and not key.endswith(ends)
-
-    return {
-        paths.folder.name: [
-            {key: value for key, value in record.items() if is_computed(key)}
-            for record in read_records(paths.metrics)[0]
-            if record["type"] in ("step", "epoch")
-        ]
-        for paths in runs(cwd, study)
-    }
+    return {paths.folder.name: records_of(paths) for paths in runs(cwd, study)}
 
 
 def launched(cwd: Path, study: str) -> list[tuple[int, int]]:
@@ -56,8 +43,8 @@ def launched(cwd: Path, study: str) -> list[tuple[int, int]]:
     return sorted(
         (start["config"]["num_workers"], start["local_batch"])
         for paths in runs(cwd, study)
-        for start in read_records(paths.metrics)[0]
-        if start["type"] == "start" and paths.launcher_log.exists()
+        for start in recorded(paths.folder, "start")
+        if paths.launcher_log.exists()
     )
 
 
@@ -94,8 +81,8 @@ def test_a_point_gives_its_gpu_memory_back(tmp_path: Path, strategy: str) -> Non
         study: record["peak_memory_bytes"]
         for study in ("s", "lone")
         for paths in runs(tmp_path, study)
-        for record in read_records(paths.metrics)[0]
-        if record["type"] == "epoch" and record["global_batch"] == 16
+        for record in recorded(paths.folder, "epoch")
+        if record["global_batch"] == 16
     }
     assert peaks["s"] == pytest.approx(peaks["lone"], rel=0.05)
 

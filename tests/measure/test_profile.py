@@ -11,25 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep.core.ranks import Place
 from bsweep.measure import profile_worker
 from bsweep.numerics import optim
 from bsweep.numerics.timing import Timeline
 from bsweep.runlog import profile_file
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.profile_file import Anatomy
-from bsweep.train import graph_capture, step, worker
-from bsweep.train.job import Job
+from bsweep.train import graph_capture, step
 from tests.support.gpus import on_gpus
 from tests.support.running import TINY, compose, ran_ok
+from tests.support.training import set_up
 
 POINT = (*TINY, "model=tiny_cnn", "local_batch=8", "study=s", "epochs=1")
 ALONE = (*POINT, "strategy=single", "launch=inline")
 PARTS = {"data", "forward", "backward", "exchange", "optimizer", "loop"}
-
-
-def prepared(folder: Path, *overrides: str) -> Job:
-    return worker.set_up(compose(*overrides, f"results_dir={folder}"), RunPaths(folder), Place())
 
 
 def test_phases_divide_time_and_inner_ones_count_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +40,7 @@ def test_phases_divide_time_and_inner_ones_count_alone(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("device", ["cpu", on_gpus("cuda")])
 def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_path: Path) -> None:
-    job = prepared(tmp_path, *ALONE, "accumulation_steps=2", f"device={device}")
+    job = set_up(tmp_path, *POINT, "accumulation_steps=2", f"device={device}")
     before = job.vector.parameters.clone()
     # One may be interrupted between two clocks.
     every = [profile_worker.dissect(job, most_rounds=4) for _ in range(8)]
@@ -66,7 +60,7 @@ def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_p
 
 @pytest.mark.parametrize("device", [on_gpus("cuda")])
 def test_a_graph_is_one_part_and_its_kernels_are_counted(device: str, tmp_path: Path) -> None:
-    job = prepared(tmp_path, *ALONE, f"device={device}", "graph=true")
+    job = set_up(tmp_path, *POINT, f"device={device}", "graph=true")
     graph_capture.capture(job)
     parts = profile_worker.dissect(job, most_rounds=4).parts
     assert parts.keys() == {"graph", "exchange", "optimizer", "loop"}

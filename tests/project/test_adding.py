@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running import ROOT, TINY
+from tests.support.running import ROOT, TINY, captured
 
 pytestmark = pytest.mark.full
 
@@ -120,7 +120,7 @@ def test_what_is_added_so_runs_and_reports(tmp_path: Path) -> None:
     point = ("strategy=scaled", "num_workers=2", "local_batch=8", "epochs=1", "study=s")
     run = [sys.executable, "-m", "bsweep", "run", "--report", *TINY, "model=tiny_cnn", *point]
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
-    result = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    result = captured(run, cwd=tmp_path, env=env)
     assert result.returncode == 0, result.stdout + result.stderr
     report = tmp_path / "results/s/report"
     assert (report / "loss_gap.png").exists()

@@ -122,15 +122,9 @@ def shrunk(words: list[str]) -> list[str]:
     if words[0] == "recommend":  # of a target that the first evaluation reaches
         taken = ("local_batch=", "num_workers=", "data.", "--")
         keys = [word for word in words[1:] if "=" in word and not word.startswith(taken)]
-        quick = [
-            "local_batch=8,16",
-            "launch=inline",
-            "strategy=single",
-            "evaluate_every_examples=30",
-            "epochs=2",
-            "model=tiny_cnn",
-        ]
-        return ["recommend", *keys, *quick, *TINY, "--target-loss=100", "--budget=60s"]
+        quick = "local_batch=8,16 launch=inline strategy=single model=tiny_cnn epochs=2"
+        tiny = [*TINY, *quick.split(), "evaluate_every_examples=30"]
+        return ["recommend", *keys, *tiny, "--target-loss=100", "--budget=60s"]
     if words[0] == "export":
         words = [*words, "--out", "exported"]
     if "program=own" in words:

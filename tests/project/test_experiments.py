@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +17,7 @@ import yaml
 from bsweep.config.data import SyntheticConfig
 from bsweep.config.models import TinyCNNConfig
 from bsweep.config.parsing import conf_dir
-from tests.support.running import ROOT, TINY, ran_ok, tool, write_text
+from tests.support.running import ROOT, TINY, captured, ran_ok, tool, write_text
 
 pytestmark = pytest.mark.full
 
@@ -70,19 +69,10 @@ def test_every_experiment_runs_shrunk_and_reports(experiment: str, tmp_path: Pat
 
 def test_a_sweep_over_allocations_prints_the_idle_seconds_of_each_node(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt", 20_000)
-    shrunk = (
-        "model=llama_tiny",
-        "data.sequence_length=16",
-        "strategy.sync_every=4",
-        "strategy.max_rounds=3",
-    )
-    point = (
-        "experiment=geo_distributed",
-        f"data.path={text}",
-        "allocation=uniform,steps_by_flops",
-        "local_batch=2",
-    )
-    result = ran_ok("run", *point, *shrunk, cwd=tmp_path)
+    point = f"experiment=geo_distributed data.path={text} allocation=uniform,steps_by_flops"
+    shrunk = "model=llama_tiny local_batch=2 data.sequence_length=16 strategy.sync_every=4"
+    words = (*point.split(), *shrunk.split(), "strategy.max_rounds=3")
+    result = ran_ok("run", *words, cwd=tmp_path)
     head, uniform, by_flops = result.stdout.splitlines()[-3:]
     assert head.split()[:3] == ["variant", "node", "1"]
     assert head.endswith("tokens/s")
@@ -99,18 +89,16 @@ def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     uv = (tool("uv"), "--quiet", "--offline", "--no-cache")
     python = ("--python", sys.executable)
     build = ("build", "--wheel", "--no-build-isolation", "--out-dir", str(tmp_path), str(ROOT))
-    subprocess.run([*uv, *build, *python], check=True, capture_output=True)
+    captured([*uv, *build, *python], check=True)
     (built,) = tmp_path.glob("bsweep-*.whl")
     install = ("pip", "install", "--no-deps", "--target", str(site), str(built))
-    subprocess.run([*uv, *install, *python], check=True, capture_output=True)
+    captured([*uv, *install, *python], check=True)
     for extra in ("safetensors", "sklearn", "timm", "tokenizers"):
         (site / f"{extra}.py").write_text("raise ImportError")
     env = {**os.environ, "PYTHONPATH": str(site)}
     script = ["bash", str(site / "bsweep/scripts/build_horovod.sh"), sys.executable, "--key"]
-    assert "horovod" in subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert "horovod" in captured(script, check=True).stdout
     command = [sys.executable, str(site / "bin/bsweep"), "run", "--report", *shrunk("quickstart")]
-    result = subprocess.run(
-        command, cwd=elsewhere, env=env, capture_output=True, text=True, check=False
-    )
+    result = captured(command, cwd=elsewhere, env=env)
     assert result.returncode == 0, result.stderr
     assert (elsewhere / "results/quickstart/report/report.html").exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running import ROOT
+from tests.support.running import ROOT, captured
 
 STEPS = ["pytest", "benches", "bsweep"]  # tests, benches, the sweep
 Script = Callable[..., subprocess.CompletedProcess[str]]
@@ -36,10 +36,7 @@ def script(tmp_path: Path) -> Script:
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         variables = {"GPUS": gpus, "PATH": path, "SLOW": "none", "FAILING": "none", **env}
         command = [f"{tmp_path}/scripts/gpu.sh", "--python", f"{programs}/python", *arguments]
-        return subprocess.run(
-            command, env={**os.environ, **variables}, cwd="/", capture_output=True, text=True,
-            timeout=60, check=False,
-        )  # fmt: skip
+        return captured(command, env={**os.environ, **variables}, cwd="/", timeout=60)
 
     return run
 

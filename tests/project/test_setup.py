@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import venv
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.running import ROOT, ran_ok
+from tests.support.running import ROOT, captured, ran_ok, wait_for
 
 pytestmark = pytest.mark.full
 
@@ -98,15 +97,7 @@ class Checkout:
 
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.root / "scripts" / script), *arguments]
-        return subprocess.run(
-            command,
-            env=self.env,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        return captured(command, env=self.env, cwd="/", stdin=subprocess.DEVNULL, timeout=300)
 
     def build(self) -> subprocess.CompletedProcess[str]:
         return self.run("build_horovod.sh", str(self.root / ".venv" / "bin" / "python"))
@@ -284,10 +275,8 @@ def test_an_end_in_mid_compile_leaves_nothing_behind(
     begin = """echo half >"$TMPDIR/half.o"; sleep 60 & echo $$ $!"""
     slow = f"{begin} >'{started}.new'; mv '{started}'.new '{started}'; wait"
     checkout = checkout.with_program("c++", slow).with_env(TMPDIR=str(temporary))
-    setup = subprocess.Popen([checkout.root / "scripts" / "setup.sh"], env=checkout.env)
-    while not started.exists():
-        assert setup.poll() is None
-        time.sleep(0.02)
+    setup = subprocess.Popen([checkout.root / "scripts" / "setup.sh"], env=checkout.env, text=True)
+    wait_for(started.exists, setup)
     compiling = [psutil.Process(int(word)) for word in started.read_text().split()]
     assert len(compiling) == 2
     assert any(temporary.rglob("half.o"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,10 +12,10 @@ import pytest
 
 import bsweep
 from bsweep import analysis, plots
+from tests.support.running import ROOT, captured
 
 pytestmark = pytest.mark.full
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "link": "href"}  # by a browser, unasked
 
@@ -48,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the site, as scripts/docs.sh builds it."""
     folder = tmp_path_factory.mktemp("site")
     words = [str(ROOT / "scripts/docs.sh"), "--site-dir", str(folder)]
-    built = subprocess.run(words, capture_output=True, text=True, check=False)
+    built = captured(words)
     assert built.returncode == 0, built.stderr
     assert "WARNING" not in built.stderr
     return folder

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bsweep.runlog.files import RunLog, RunPaths, write_json
-from bsweep.runlog.locks import claimed, is_claimed
 from bsweep.runlog.reading import read_json, read_records, read_run
 from bsweep.runlog.records import Event, Record
 from bsweep.runlog.summary import read_ending, write_summary
@@ -111,16 +110,6 @@ def test_a_run_that_never_started_has_a_summary_with_null_numbers(tmp_path: Path
     assert [summary[key] for key in told] == ["failed", "no luck", 3.5, 8, 16, 2]
     missing = ("train_seconds", "images_per_second", "train_loss", "test_accuracy", "sent_bytes")
     assert [summary[key] for key in missing] == [None] * 5
-
-
-def test_a_claim_has_one_holder_at_a_time(tmp_path: Path) -> None:
-    path = tmp_path / "study" / "lock"
-    with claimed(path) as first, claimed(path) as second:
-        assert (first, second) == (True, False)
-        assert is_claimed(path)
-    with claimed(path) as again:
-        assert again
-    assert not is_claimed(path)
 
 
 def test_a_name_that_is_not_utf_8_is_written_so_that_it_can_be_read(tmp_path: Path) -> None:

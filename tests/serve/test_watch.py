@@ -30,7 +30,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
 from bsweep.runlog.records import Evaluation
 from bsweep.study.claims import claim_of_run
-from tests.support.running import popen
+from tests.support.running import popen, wait_for
 from tests.support.synthetic_study import META, write_run, write_study
 
 HOSTILE = "<b>two"
@@ -43,12 +43,9 @@ class Server:
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self.process, self.log = process, log
-        ends = time.monotonic() + PATIENCE
-        while not (found := re.search(r"http://\S+", log.read_text())):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < ends, log.read_text()
-            time.sleep(0.1)
-        self.address = found[0]
+        printed = log.read_text
+        wait_for(lambda: re.search(r"http://\S+\s", printed()), process, PATIENCE, printed)
+        self.address, *_ = re.findall(r"http://\S+", printed())
         parts = urlsplit(self.address)
         self.port, self.root = parts.port or 0, parts.path
 
@@ -209,9 +206,8 @@ def test_new_records_reach_a_reader_who_follows_until_the_server_is_interrupted(
     with (tmp_path / "run.log").open("w") as output:
         sweep = popen([sys.executable, "-m", "bsweep", "run", *words], tmp_path, output=output)
     try:
-        while not list(tmp_path.glob("results/live/*/metrics.jsonl")):
-            assert sweep.poll() is None, (tmp_path / "run.log").read_text()
-            time.sleep(0.1)
+        begun = "results/live/*/metrics.jsonl"
+        wait_for(lambda: [*tmp_path.glob(begun)], sweep, PATIENCE, (tmp_path / "run.log").read_text)
         with (
             watching(tmp_path, "results/live") as server,
             server.events("events?report=-1") as events,
@@ -330,10 +326,7 @@ def new_page(browser: Any) -> Any:
 
 def until(page: Any, expression: str) -> None:
     """Wait until an expression is true in a page, whose policy forbids Playwright's own way."""
-    ends = time.monotonic() + PATIENCE
-    while not page.evaluate(expression):
-        assert time.monotonic() < ends, page.inner_text("body")
-        page.wait_for_timeout(100)
+    wait_for(lambda: page.evaluate(expression), None, PATIENCE, lambda: page.inner_text("body"))
 
 
 def until_renewed(server: Server, page: Any) -> None:

@@ -20,11 +20,20 @@ from typing import IO, TypeAlias
 import psutil
 import pytest
 
-from bsweep.runlog.reading import read_records
 from tests.launch.test_host_failures import cable, given
 from tests.study.test_run import runs, summary
 from tests.study.test_surviving import fill, mounted
-from tests.support.running import TINY, Fork, bsweep, forks, imported_first, on, popen
+from tests.support.running import (
+    TINY,
+    Fork,
+    bsweep,
+    forks,
+    imported_first,
+    on,
+    popen,
+    recorded,
+    wait_for,
+)
 from tests.train.test_resume import records_of
 
 pytestmark = pytest.mark.full
@@ -210,15 +219,10 @@ def check_as_in_peace(
             "also where the clock was set back"
         )
         assert not list((desk / f"results/s{each}").glob(".team.*"))
-        of_all = [record for paths in ours for record in read_records(paths.metrics)[0]]
-        starts = [one["start_seconds"] for one in of_all if one["type"] == "start"]
+        of_all = [start for paths in ours for start in recorded(paths.folder, "start")]
+        starts = [start["start_seconds"] for start in of_all]
         assert all(0 < seconds < 3600 for seconds in starts), starts
-    events = [
-        record
-        for paths in runs(desk, "s0")
-        for record in read_records(paths.metrics)[0]
-        if "event" in record
-    ]
+    events = [event for paths in runs(desk, "s0") for event in recorded(paths.folder, "event")]
     if is_resumed is not None:
         assert any(one["event"] == "resumed" for one in events) == is_resumed, struck
     print(f"{struck.total()} strikes in {number + 1} sweeps: {dict(struck)}")
@@ -226,9 +230,7 @@ def check_as_in_peace(
 
 def wait_for_checkpoint(sweep: Sweep, desk: Path) -> None:
     """Wait until a run has something to go on from."""
-    while not list(desk.glob("results/*/*/checkpoint/*/complete.json")):
-        assert sweep.poll() is None, "it has ended"
-        time.sleep(0.05)
+    wait_for(lambda: [*desk.glob("results/*/*/checkpoint/*/complete.json")], sweep)
 
 
 def has_ended_at_random(sweep: Sweep, desk: Path, draw: random.Random) -> bool:
@@ -292,9 +294,6 @@ def end(sweep: Sweep, desk: Path, waits: bool = True) -> None:
     """
     try:
         sweep.wait(300)
-        ends = time.monotonic() + 120
-        while waits and (left := below(desk)):
-            assert time.monotonic() < ends, left
-            time.sleep(0.1)
+        wait_for(lambda: not (waits and below(desk)), seconds=120, said=lambda: str(below(desk)))
     finally:
         sweep.kill()

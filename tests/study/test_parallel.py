@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from bsweep.config.target import target_of
 from bsweep.launch import environment, resources
 from bsweep.launch.resources import Amount, Resources
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_meta, read_records
+from bsweep.runlog.reading import read_meta
 from bsweep.study import branching, commands, parallel, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import timed
@@ -37,6 +36,7 @@ from tests.support.running import (
     exits,
     imported_first,
     ran_ok,
+    recorded,
     summaries,
 )
 from tests.support.saved import save_checkpoint
@@ -105,11 +105,8 @@ def test_points_at_once_are_stopped_together_and_taken_up_again(tmp_path: Path) 
     assert status(tmp_path)["counts"] == {"interrupted": 2, "new": 1}
     again = ran_ok("resume", "results/s", cwd=tmp_path)
     assert status(tmp_path)["counts"] == {"completed": 3}, again.stderr
-    events = [
-        [one["event"] for one in read_records(paths.metrics)[0] if one["type"] == "event"]
-        for paths in runs(tmp_path)
-    ]
-    assert sum("resumed" in of_run for of_run in events) == 2
+    events = [recorded(paths.folder, "event") for paths in runs(tmp_path)]
+    assert sum("resumed" in [one["event"] for one in of_run] for of_run in events) == 2
     # The third one is alone if the first two end at the same time.
     assert sum(read_meta(paths).get("beside_others", False) for paths in runs(tmp_path)) >= 2
 
@@ -133,21 +130,6 @@ def sized(monkeypatch: pytest.MonkeyPatch, num_cores: int, num_gpus: int = 0) ->
     monkeypatch.setattr(resources, "usable_cores", lambda: tuple(range(num_cores)))
     monkeypatch.setattr(resources, "num_gpus", lambda device: 0 if device == "cpu" else num_gpus)
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
-
-
-def test_nothing_begins_once_a_signal_has_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run_point(index: int, _: object) -> str:
-        (tmp_path / str(index)).touch()
-        os.kill(os.getppid(), signal.SIGINT)  # which this process gets from its parent process
-        time.sleep(60)
-        return "completed"
-
-    sized(monkeypatch, 1)
-    with pytest.raises(KeyboardInterrupt):
-        parallel.run_at_once([point(1, f"seed={seed}") for seed in range(3)], run_point)
-    assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
 def test_a_point_whose_process_is_killed_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,9 @@ from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import Place, num_cores
 from bsweep.launch import environment
 from bsweep.runlog.errors import errors_reported
-from bsweep.runlog.files import RunLog, RunPaths
+from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_records
-from bsweep.runlog.records import Event
 from bsweep.study.provenance import provenance
-from bsweep.study.run_point import paths_of, prepare, read_earlier
-from bsweep.train import worker
 from tests.support.running import (
     ROOT,
     TINY,
@@ -42,13 +38,14 @@ from tests.support.running import (
     imported_first,
     popen,
     ran_ok,
+    recorded,
     struck,
     tool,
     wait_for,
     workers_left,
 )
-from tests.support.saved import save_checkpoint
 from tests.support.synthetic_study import write_run
+from tests.support.training import train
 
 QUICK = (*TINY, "model=tiny_cnn", "epochs=2", "study=s")
 PAIR = (*TINY, "model=tiny_cnn", "local_batch=2", "num_workers=2", "study=s")
@@ -66,12 +63,7 @@ def summary(paths: RunPaths) -> dict[str, Any]:
 
 def wait_for_records(cwd: Path, kind: str, num_runs: int = 1) -> None:
     """Wait until so many runs have records of a kind."""
-
-    def have_some() -> Iterator[bool]:
-        for paths in runs(cwd):
-            yield any(record["type"] == kind for record in read_records(paths.metrics)[0])
-
-    wait_for(lambda: sum(have_some()) == num_runs)
+    wait_for(lambda: sum(bool(recorded(one.folder, kind)) for one in runs(cwd)) == num_runs)
 
 
 @pytest.mark.full
@@ -89,7 +81,7 @@ def test_two_workers_train_and_leave_a_whole_run_folder(tmp_path: Path) -> None:
     assert sum(records[0]["layer_parameters"]) == records[0]["num_parameters"]
     assert records[0]["num_blocks"] > 1
     assert len(records[0]["pieces"]) > 1
-    epochs = [record for record in records if record["type"] == "epoch"]
+    epochs = recorded(paths.folder, "epoch")
     for epoch in epochs:
         assert epoch["num_steps"] == 6
         assert epoch["global_batch"] == 16
@@ -213,7 +205,7 @@ def test_a_stopped_worker_is_a_timeout_and_what_was_logged_is_kept(tmp_path: Pat
     assert end["status"] == "timeout"
     assert "launch.stall_timeout_seconds=4" in end["message"]
     assert "rank 1 stopped" in end["message"]
-    assert any(record["type"] == "step" for record in read_records(paths.metrics)[0])
+    assert recorded(paths.folder, "step")
     assert not workers_left(tmp_path)
 
 
@@ -334,11 +326,9 @@ def test_threads_of_a_worker_are_by_default_its_share_of_the_cores() -> None:
 
 def test_a_worker_has_its_own_threads_and_numbers_and_says_where_it_trained(tmp_path: Path) -> None:
     """Rank 1 of seed 0 drops out other units than rank 0 of seed 1."""
-    before, paths = torch.get_num_threads(), RunPaths(tmp_path)
     more = ("local_batch=8", "seed=1", f"launch.threads_per_worker={MORE}", "optimizer.lr=0.1")
-    worker.train(compose(*ALONE, *more, *QUICK), paths, Place())
-    torch.set_num_threads(before)
-    start = read_records(paths.metrics)[0][0]
+    train(tmp_path, *more, *QUICK)
+    (start,) = recorded(tmp_path, "start")
     assert (start["threads"], start["learning_rate"]) == (MORE, 0.1)
     (peer,) = start["workers"]
     assert (peer["host"], peer["device"]) == (platform.node(), "cpu")
@@ -404,17 +394,3 @@ def test_runs_of_each_command_of_a_process_record_it(monkeypatch: pytest.MonkeyP
     for seed in ("seed=1", "seed=2"):
         monkeypatch.setattr(sys, "argv", ["bsweep run", seed])
         assert provenance()["command"] == f"bsweep run {seed}"
-
-
-def test_what_was_written_after_a_checkpoint_is_gone_when_a_run_resumes(tmp_path: Path) -> None:
-    config = compose("local_batch=8", f"results_dir={tmp_path}")
-    paths = paths_of(config)
-    paths.folder.mkdir(parents=True)
-    with RunLog(paths.metrics) as log:
-        log.write(Event(event="warning", message="before"))
-        checkpoint, before = save_checkpoint(paths), paths.metrics.read_bytes()
-        log.write(Event(event="warning", message="after"))
-    earlier = read_earlier(paths)
-    assert earlier.checkpoint == checkpoint
-    prepare(config, paths, earlier)
-    assert paths.metrics.read_bytes() == before

@@ -58,10 +58,8 @@ POLICIES = (
     ("batching=goodput", "batching.every_steps=4", "batching.max_local_batch=60"),
 )
 # In an epoch, at the end of one, in the next.
-IN_STEP, IN_ROUNDS = (
-    ((2, 4), (6, 8), (8, 11)),
-    ((1, 3), (3, 5)),
-)
+IN_STEP = ((2, 4), (6, 8), (8, 11))
+IN_ROUNDS = ((1, 3), (3, 5))
 
 
 def case(
@@ -217,11 +215,8 @@ def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
     }
     paths, cpu = RunPaths(tmp_path), torch.device("cpu")
     job = SimpleNamespace(**fields, strategy=strategy, paths=paths, heartbeat=lambda: None)
-    keeper, cursor, clock = (
-        CheckpointSchedule(cast(Job, job)),
-        Cursor.create(cpu, 10),
-        StepClock(cpu, []),
-    )
+    keeper = CheckpointSchedule(cast(Job, job))
+    cursor, clock = Cursor.create(cpu, 10), StepClock(cpu, [])
     while now[0] < 10_000:
         now[0] += 0.05
         cursor.checkpoint_seconds += keeper.after_round(cursor, clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,13 +42,8 @@ def test_a_flat_folder_ends_in_weights_and_one_look_at_the_test_set(
     images = ("data=imagefolder", "data.root=photos", "data.side=8", "data.test_share=0.25")
     shares = ("data.skip_broken=true", "data.validation_share=0.2", "keep_weights=true")
     point = ("local_batch=4", "num_workers=2", "strategy=allreduce", "epochs=2", "study=s")
-    code = (
-        "model=own",
-        "model.target=mine.py:build",
-        "optimizer=own",
-        "optimizer.target=torch.optim:SGD",
-    )
-    words = ("run", *images, *shares, *code, *point)
+    code = "model=own model.target=mine.py:build optimizer=own optimizer.target=torch.optim:SGD"
+    words = ("run", *images, *shares, *code.split(), *point)
     result = ran_ok(*words, cwd=tmp_path)
     (paths,) = runs(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -74,16 +70,10 @@ def test_a_flat_folder_ends_in_weights_and_one_look_at_the_test_set(
         (dataset.test, "final_test_accuracy"),
     ):
         inputs, labels, _ = part.take(torch.arange(len(part)))
-        inputs = normalize(
-            inputs,
-            dataset.mean,
-            dataset.std,
-            dtype=torch.float32,
-            memory_format=torch.contiguous_format,
-        )
-        assert (model(inputs).argmax(dim=1) == labels).float().mean() == pytest.approx(
-            summary(paths)[score]
-        )
+        form: dict[str, Any] = {"dtype": torch.float32, "memory_format": torch.contiguous_format}
+        outputs = model(normalize(inputs, dataset.mean, dataset.std, **form))
+        accuracy = (outputs.argmax(dim=1) == labels).float().mean()
+        assert accuracy == pytest.approx(summary(paths)[score])
     assert package.load(tmp_path / "results/s").runs["final_test_accuracy"].notna().all()
     assert f"test accuracy {summary(paths)['final_test_accuracy']:.4f}, measured once" in (
         result.stderr

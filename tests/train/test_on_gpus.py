@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from bsweep.core.ranks import Place
-from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json, read_records
-from bsweep.train import worker
 from tests.support.gpus import needs_gpus
-from tests.support.running import before, bsweep, compose, imported_first
+from tests.support.running import before, bsweep, imported_first, recorded
+from tests.support.training import set_up, train
 
 IMAGES = ("data=synthetic", "data.num_train=1000", "data.num_test=100", "data.shape=[3,32,32]")
 POINT = ("device=cuda", "local_batch=64", "model=resnet18", *IMAGES)
@@ -35,25 +33,14 @@ def run(
 
 
 def test_three_steps_in_float64_are_those_of_a_cpu(tmp_path: Path) -> None:
-    point = ("launch=inline", "strategy=single", "precision=fp64", "epochs=1", "local_batch=8")
     images = ("data=synthetic", "data.num_train=20", "data.num_test=8", "data.shape=[3,32,32]")
-    threads = torch.get_num_threads()
+    point = ("precision=fp64", "epochs=1", "local_batch=8", *images)
     weights: list[torch.Tensor] = []
     for name in ("cpu", "cuda"):
-        config, paths = (
-            compose(*point, *images, f"device={name}"),
-            RunPaths(tmp_path / f"{len(weights)}"),
-        )
-        paths.folder.mkdir()
-        weights.append(worker.train(config, paths, Place()).vector.parameters.cpu())
-        (epoch,) = (
-            record for record in read_records(paths.metrics)[0] if record["type"] == "epoch"
-        )
-        assert epoch["num_steps"] == 3
-    start = worker.set_up(
-        compose(*point, *images, "device=cpu"), RunPaths(tmp_path), Place()
-    ).vector.parameters
-    torch.set_num_threads(threads)
+        job = train(tmp_path / name, *point, f"device={name}")
+        weights.append(job.vector.parameters.cpu())
+        assert [epoch["num_steps"] for epoch in recorded(tmp_path / name, "epoch")] == [3]
+    start = set_up(tmp_path, *point, "device=cpu").vector.parameters
     assert (weights[0] - start).abs().max() > 0.01, "they moved"
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-7, atol=1e-9)
 

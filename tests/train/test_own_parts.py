@@ -7,20 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from bsweep import batching
 from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
 from bsweep.config.user_code import UserCode
 from bsweep.config.values import ConfigError
-from bsweep.core.ranks import Place
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
-from bsweep.runlog.files import RunPaths
 from bsweep.study import checks
-from bsweep.train import warm_up, worker
+from bsweep.train import warm_up
 from tests.numerics.test_optim import make_model
 from tests.support.running import TINY, compose, ran_ok
+from tests.support.training import set_up
 
 PARTS = """\
 import torch
@@ -131,14 +129,6 @@ def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:
         assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_a_policy_decides_what_a_round_takes() -> None:
-    words = f"{BATCHING}=parts.py:Growing +batching.options.times=3 num_workers=2"
-    policy = batching.build(resolved(*words.split()))
-    assert [share.num_examples for share in policy.shares(0.5)] == [8, 8]
-    shares = [(share.num_examples, share.num_passes) for share in policy.shares(1.0)]
-    assert shares == [(24, 3), (24, 3)]
-
-
 @pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("words", "expected"),
@@ -146,14 +136,8 @@ def test_a_policy_decides_what_a_round_takes() -> None:
         (f"{OPTIMIZER}=parts.py:no_optimizer", "returned list, not a torch.optim"),
         (f"{OPTIMIZER}=parts.py:NoRate", "param_groups have no 'lr'"),
         (f"{OPTIMIZER}=torch.optim:SGD +optimizer.options.nesterov=1", "error(.|\n)*ValueError"),
-        (
-            f"{OPTIMIZER}=torch.optim:RMSprop +optimizer.options.weight_decay=0.1",
-            "give optimizer.weight_decay=",
-        ),
-        (
-            f"{OPTIMIZER}=parts.py:Shapes optimizer.by_layer=true {SERVERS}",
-            "optimizer=own with .*: it needs whole layers",
-        ),
+        (f"{OPTIMIZER}=torch.optim:SGD +optimizer.options.weight_decay=1", "give optimizer.weight"),
+        (f"{OPTIMIZER}=parts.py:Shapes optimizer.by_layer=true {SERVERS}", "it needs whole layers"),
         (f"{BATCHING}=parts.py:Growing {ADAPTED}", "both would set the local steps"),
         ("strategy=own strategy.target=parts.py:Begun", "Begun lacks gather, prepare: write"),
         (
@@ -173,10 +157,8 @@ def test_what_is_none_is_said_before_anything_starts(words: str, expected: str) 
 def test_a_step_that_drops_gradients_is_refused(
     folder: Path, tmp_path: Path, optimizer: str
 ) -> None:
-    words = "launch=inline", "strategy=own", "strategy.target=parts.py:Dropping"
-    job = worker.set_up(
-        resolved(*words, f"optimizer={optimizer}"), RunPaths(tmp_path / "run"), Place()
-    )
+    words = ("strategy=own", "strategy.target=parts.py:Dropping", f"optimizer={optimizer}")
+    job = set_up(tmp_path / "run", "local_batch=8", "model=tiny_cnn", *TINY, *words)
     with pytest.raises(ValueError, match="leave zero_grad"):
         warm_up.make_steps(job)
 
@@ -186,39 +168,22 @@ def test_two_workers_train_with_parts_of_ones_own_alone(folder: Path) -> None:
     """Gradients twice as large at half the rate come to the same as with the shipped ones, but for
     what is clamped.
     """
-    point = (
-        "local_batch=8",
-        "num_workers=2",
-        "epochs=1",
-        "study=s",
-        *TINY,
-        "model=own",
-        "model.target=parts.py:Net",
+    words = "num_workers=2 local_batch=8 epochs=1 model=own model.target=parts.py:Net study=s"
+    point = (*TINY, *words.split())
+    shipped = "strategy=allreduce optimizer.lr=0.1 optimizer.momentum=0"
+    own = (
+        f"{OPTIMIZER}=parts.py:Shapes optimizer.lr=0.05 "
+        f"{BATCHING}=parts.py:Growing batching.options.times=1 "
+        "strategy=own strategy.target=parts.py:Sum strategy.options.scale=2 "
+        "compression=own compression.target=parts.py:Clamped compression.options.limit=9.0,0.001"
     )
-    ran_ok(
-        "run", *point, "strategy=allreduce", "optimizer.lr=0.1", "optimizer.momentum=0", cwd=folder
-    )
-    parts = {
-        "optimizer": "Shapes",
-        "strategy": "Sum",
-        "compression": "Clamped",
-        "batching": "Growing",
-    }
-    chosen = [
-        word
-        for group, name in parts.items()
-        for word in (f"{group}=own", f"{group}.target=parts.py:{name}")
-    ]
-    options = ("optimizer.lr=0.05", "strategy.options.scale=2", "batching.options.times=1")
-    ran_ok(
-        "run", "-m", *point, *chosen, *options, "compression.options.limit=9.0,0.001", cwd=folder
-    )
+    for typed in (shipped, own):
+        ran_ok("run", "-m", *point, *typed.split(), cwd=folder)
     losses = {}
     for path in (folder / "results/s").glob("*/summary.json"):
         codec = read_config(path.with_name("config.yaml")).compression
-        losses[codec.options["limit"] if isinstance(codec, UserCode) else None] = json.loads(
-            path.read_text()
-        )["train_loss"]
+        limit = codec.options["limit"] if isinstance(codec, UserCode) else None
+        losses[limit] = json.loads(path.read_text())["train_loss"]
     assert losses[9.0] == pytest.approx(losses[None], rel=1e-5)
     assert abs(losses[0.001] - losses[9.0]) > 0.01
 
@@ -228,21 +193,9 @@ def test_a_regression_is_reported_by_its_loss_alone(folder: Path) -> None:
     """Two numbers an example, of which nobody says whether they are correct: every accuracy is
     null.
     """
-    parts = (
-        "data=own",
-        "data.target=parts.py:numbers",
-        "model=own",
-        "model.target=parts.py:Regression",
-    )
-    point = (
-        "local_batch=8",
-        "strategy=single",
-        "launch=inline",
-        "epochs=3",
-        "optimizer.lr=0.05",
-        "study=s",
-    )
-    ran_ok("run", "--report", "-m", *parts, *point, "seed=0,1", cwd=folder)
+    parts = "data=own data.target=parts.py:numbers model=own model.target=parts.py:Regression"
+    point = "local_batch=8 strategy=single launch=inline epochs=3 optimizer.lr=0.05 study=s"
+    ran_ok("run", "--report", "-m", *parts.split(), *point.split(), "seed=0,1", cwd=folder)
     for path in (folder / "results/s").glob("*/summary.json"):
         end = json.loads(path.read_text())
         assert end["train_accuracy"] is None

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ import pytest
 from bsweep.analysis import load
 from bsweep.runlog.checkpoint_files import checkpoints, request_stop
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
 from tests.strategies.test_equivalence import DIVIDED, LAYERED
 from tests.study.test_run import runs, summary
 from tests.support.running import (
@@ -32,8 +30,10 @@ from tests.support.running import (
     forks,
     popen,
     ran_ok,
+    recorded,
     struck,
     summaries,
+    wait_for,
 )
 from tests.train.test_checkpoint import untimed
 
@@ -59,11 +59,7 @@ STRATEGIES = {
 
 
 def records_of(paths: RunPaths) -> dict[str, list[dict[str, Any]]]:
-    records = read_records(paths.metrics)[0]
-    return {
-        kind: untimed([r for r in records if r["type"] == kind])
-        for kind in ("step", "epoch", "round")
-    }
+    return {kind: untimed(recorded(paths.folder, kind)) for kind in ("step", "epoch", "round")}
 
 
 def check_equal(cwd: Path) -> None:
@@ -94,26 +90,16 @@ def begun(*arguments: str, cwd: Path) -> Iterator[Fork]:
         process.kill()
 
 
-def wait_until(is_so: Callable[[], bool], process: Fork | subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 240
-    while not is_so():
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_a_sweep_waits_for_workers_that_a_killed_one_left(tmp_path: Path) -> None:
     """They could write on, and save a checkpoint later than that from which the sweep resumes."""
     env = struck(tmp_path, (0,), "strategies.allreduce", "AllReduce.sum_gradients", 20, SIGSTOP)
     point = (*POINT, *EPOCHS, "strategy=allreduce")
     killed = Fork("bsweep", "run", *point, "study=s", cwd=tmp_path, env=env, has_forks=True)
-    wait_until((tmp_path / "struck0").exists, killed)
+    wait_for((tmp_path / "struck0").exists, killed)
     killed.kill()
     with (tmp_path / "said").open("w+") as said:
         again = Fork("bsweep", "run", *point, "study=s", cwd=tmp_path, stderr=said, has_forks=True)
-        wait_until(
-            lambda: "another process is running it" in (tmp_path / "said").read_text(), again
-        )
+        wait_for(lambda: "another process is running it" in (tmp_path / "said").read_text(), again)
         os.kill(int((tmp_path / "pid0").read_text()), signal.SIGCONT)
         assert again.wait(240) == 0
     ran_ok("run", *point, "study=whole", cwd=tmp_path)
@@ -144,7 +130,7 @@ def test_a_run_with_a_killed_process_resumes_bit_for_bit(
         result = ran_ok("run", *point[:-1], f"study={study}", cwd=tmp_path)
         assert "threads before" not in result.stderr
     check_equal(tmp_path)
-    (event,) = (r for r in read_records(paths.metrics)[0] if r.get("event") == "resumed")
+    (event,) = (one for one in recorded(paths.folder, "event") if one["event"] == "resumed")
     assert event["message"].startswith("resumed after step ")
 
 
@@ -158,7 +144,7 @@ def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
     ran_ok("run", "-m", "seed=0,1", *point, "study=whole", cwd=tmp_path)
     check_equal(tmp_path)
     struck_run, _ = runs(tmp_path)
-    events = [r for r in read_records(struck_run.metrics)[0] if r["type"] == "event"]
+    events = recorded(struck_run.folder, "event")
     (retried,) = (event["message"] for event in events if event["event"] == "retried")
     assert retried.startswith("retry 1 of 1 after failed: rank 1 was ended by SIGKILL")
 
@@ -188,14 +174,8 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
         assert [epoch[key] for epoch in ours] == pytest.approx(
             [epoch[key] for epoch in theirs], rel=1e-3
         )
-    branch = (
-        *point,
-        "global_batch=6",
-        "strategy=ddp",
-        f"resume_from={source.folder}",
-        "study=branch",
-    )
-    ran_ok("run", *branch, cwd=tmp_path)
+    smaller = ("global_batch=6", "strategy=ddp", f"resume_from={source.folder}")
+    ran_ok("run", *point, *smaller, "study=branch", cwd=tmp_path)
     (other,) = load(tmp_path / "results/branch").runs.to_dict("records")
     assert other["branch_of"] == source.folder.name
     assert other["branch_steps"] == 4 * 8
@@ -272,7 +252,7 @@ def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path
     before, seconds = 0, 0.0
     for number, by in enumerate(("SIGTERM", "its file"), 1):
         with begun("-m", "seed=0,1", *point, "study=s", cwd=tmp_path) as process:
-            wait_until(lambda before=before: num_epochs(tmp_path) > before, process)  # type: ignore[misc]
+            wait_for(lambda before=before: num_epochs(tmp_path) > before, process)  # type: ignore[misc]
             (paths,) = runs(tmp_path)
             if by == "SIGTERM":
                 os.kill(process.pid, signal.SIGTERM)
@@ -300,7 +280,7 @@ def num_epochs(cwd: Path) -> int:
 def test_asynchronous_workers_stop_together_where_an_epoch_ends(tmp_path: Path) -> None:
     point = (*POINT, *LONG, *STRATEGIES["servers"], "strategy.consistency=asynchronous", "study=s")
     with begun(*point, cwd=tmp_path) as process:
-        wait_until(has(tmp_path, 1), process)
+        wait_for(has(tmp_path, 1), process)
         os.kill(process.pid, signal.SIGHUP)
         assert process.wait(60) == 130
     (paths,) = runs(tmp_path)
@@ -316,7 +296,7 @@ def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_pat
         process = popen([*prefix, *point, "study=s"], tmp_path, output=subprocess.PIPE)
         if how:
             before = how_far(tmp_path)
-            wait_until(lambda before=before: how_far(tmp_path) > before, process)  # type: ignore[misc]
+            wait_for(lambda before=before: how_far(tmp_path) > before, process)  # type: ignore[misc]
             process.send_signal(how)
         process.communicate(timeout=120)
     assert process.returncode == 0
@@ -358,7 +338,7 @@ def killed_with_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("killed")
     with begun(*ALONE, "study=s", cwd=folder) as process:
-        wait_until(has(folder, 2), process)
+        wait_for(has(folder, 2), process)
     ran_ok("run", *ALONE, "study=whole", cwd=folder)
     return folder
 
@@ -453,6 +433,6 @@ def test_a_run_that_resumes_on_fewer_cores_says_so(tmp_path: Path) -> None:
         os.sched_setaffinity(0, cores)
     assert again.returncode == 0, again.stderr
     (paths,) = runs(tmp_path)
-    events = [r["event"] for r in read_records(paths.metrics)[0] if r["type"] == "event"]
-    assert events == ["resumed", "warning"]
+    events = recorded(paths.folder, "event")
+    assert [one["event"] for one in events] == ["resumed", "warning"]
     assert f"{len(cores)} threads before, and resumes with 1, probably because" in again.stderr
