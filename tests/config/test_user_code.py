@@ -269,6 +269,26 @@ def test_neighbours_of_one_name_do_not_hide_each_other(folder: Path) -> None:
     assert user_code.call(both.model, 1, ()) == user_code.call(both.data, 1, ()) == 0
 
 
+@pytest.mark.parametrize("is_namespace", [False, True])
+def test_files_of_one_folder_may_import_different_parts_of_a_package(
+    folder: Path, is_namespace: bool
+) -> None:
+    (folder / "layers").mkdir()
+    if not is_namespace:
+        (folder / "layers/__init__.py").touch()
+    for number, name in enumerate(("net", "set")):
+        (folder / f"layers/{name}s.py").write_text(f"NUMBER = {number}\n")
+        (folder / f"my_{name}.py").write_text(
+            f"from layers.{name}s import NUMBER\ndef build(num_classes, shape): return NUMBER\n"
+        )
+    both = user_code.resolve(two("my_net.py:build", "my_set.py:build"))
+    user_code.check(both)
+    user_code.save(both, folder / "own")
+    forget()
+    user_code.load_saved(both, folder / "own")
+    assert (user_code.call(both.model, 1, ()), user_code.call(both.data, 1, ())) == (0, 1)
+
+
 IMPORT = "import importlib\nimportlib.import_module"
 
 

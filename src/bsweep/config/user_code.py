@@ -314,6 +314,7 @@ def load_saved(config: object, folder: Path, groups: Collection[str] | None = No
                 _SOURCES[key] = user_files.saved(name, fingerprint, folder)
             except (ValueError, OSError) as error:
                 raise ConfigError(f"{group}.target={card.target}: {error}") from None
+        _SOURCES[key].offer()
 
 
 def forget() -> None:

@@ -58,19 +58,23 @@ class Source:
         """
         return _marked(self.name, self.fingerprint) if is_file(self.name) else self.name
 
+    def offer(self) -> None:
+        """Let this process import this code, and no longer other code that clashes with it."""
+        if self.files and self not in sys.meta_path:
+            for other in _offered():
+                if other.top == self.top or self.clash(other):
+                    other.unload()
+            sys.meta_path.insert(0, self)
+            importlib.invalidate_caches()
+            sys.dont_write_bytecode = True  # `saved` refuses compiled files
+
     def load(self, module: str) -> ModuleType:
         """Import and return a module.
 
         Args:
             module: The file's name, or the dotted name of a module of the package.
         """
-        if self.files and self not in sys.meta_path:
-            for other in sys.meta_path[:]:
-                if isinstance(other, Source) and (other.top == self.top or self.clash(other)):
-                    other.unload()
-            sys.meta_path.insert(0, self)
-            importlib.invalidate_caches()
-            sys.dont_write_bytecode = True  # `saved` refuses compiled files
+        self.offer()
         return importlib.import_module(self.top if is_file(self.name) else module)
 
     def unload(self) -> None:
@@ -87,16 +91,17 @@ class Source:
         """Return the import specification of a module of this code that lies in no package, for
         Python's import system; None for other modules.
         """
-        folders = [str(self.path.parent)]
         if name == self.top and is_file(self.name):
             return importlib.util.spec_from_file_location(
-                name, self.path, submodule_search_locations=folders
+                name, self.path, submodule_search_locations=[str(self.path.parent)]
             )
         if name not in self._shared_tops:
             return None
+        # Other code may come with other files of the same package.
+        folders = [str(code.path.parent) for code in _offered() if name in code._shared_tops]
         spec = PathFinder.find_spec(name, folders)
-        if spec and spec.loader is None:  # Python would look for this folder on sys.path again
-            spec.submodule_search_locations = [*(spec.submodule_search_locations or ())]
+        if spec and spec.submodule_search_locations is not None:
+            spec.submodule_search_locations = [f"{folder}/{name}" for folder in folders]
         return spec
 
     def clash(self, other: Source) -> str | None:
@@ -135,6 +140,11 @@ class Source:
             file = folder / _marked(self.name, self.fingerprint) / path
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, content)
+
+
+def _offered() -> list[Source]:
+    """Return the code that this process can import by its finders."""
+    return [finder for finder in sys.meta_path if isinstance(finder, Source)]
 
 
 def is_file(where: str) -> bool:
