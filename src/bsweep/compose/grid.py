@@ -21,7 +21,7 @@ from bsweep import allocation
 from bsweep.compose.words import Setting, is_simple
 from bsweep.config.parsing import validate
 from bsweep.config.rules import refuse_contradictions
-from bsweep.config.run import RunConfig
+from bsweep.config.run import GROUPS, RunConfig
 from bsweep.config.values import ConfigError
 
 Compose = Callable[[list[str]], DictConfig]
@@ -107,8 +107,7 @@ class _Family:
             and not any(_concerns(other, key) for other in others for key in keys)
         )
         self._base = functools.cache(lambda: validate(self._values))
-        self._checked: dict[str, Any] = {}  # values, by the texts of their settings
-        self._cards: dict[tuple[str, ...], Any] = {}
+        self._checked: dict[tuple[str, ...], Any] = {}  # values and cards, by their settings
 
     def config(self, point: Sequence[Setting]) -> RunConfig:
         """Return the configuration of a point: a copy of the point that Hydra composed, with the
@@ -120,36 +119,24 @@ class _Family:
         changes: dict[str, dict[str, Setting]] = {}
         for setting in point:
             if setting.key:
-                group, _, name = setting.key.rpartition(".")
-                changes.setdefault(group, {})[name] = setting
-        top = {name: self._check(setting) for name, setting in changes.pop("", {}).items()}
-        cards = {group: self._card(group, changed) for group, changed in changes.items()}
-        return _filled_in(replace(self._base(), **top, **cards))
+                part, _, name = setting.key.partition(".")
+                changes.setdefault(part, {})[name] = setting
+        parts = {part: self._part(part, changed) for part, changed in changes.items()}
+        return _filled_in(replace(self._base(), **parts))
 
-    def _card(self, group: str, changed: Mapping[str, Setting]) -> Any:
-        """Return the card of a group, such as `optimizer`, with the values of some of its keys
-        changed.
+    def _part(self, part: str, changed: Mapping[str, Setting]) -> Any:
+        """Return the value of a key that is in no group, such as `seed`, or the card of a group,
+        such as `optimizer`, with the values of some of its keys changed.
 
-        Points with the same values share one object, so that they share its cached properties.
+        Points with the same values share one object. A card is validated as a whole, because a key
+        may decide the default of another one.
         """
-        key = (group, *(setting.text for setting in changed.values()))
-        if key not in self._cards:
-            checked = {name: self._check(setting) for name, setting in changed.items()}
-            # Validated as a whole: a key may decide the default of another one.
-            values = {**self._values, group: {**self._values[group], **checked}}
-            self._cards[key] = getattr(validate(values), group)
-        return self._cards[key]
-
-    def _check(self, setting: Setting) -> Any:
-        """Return the value of a setting, checked and converted to the type that the schema
-        demands.
-        """
-        if setting.text not in self._checked:
-            group, _, name = str(setting.key).rpartition(".")
-            values = {**self._values.get(group, self._values), name: setting.value}
-            config = validate({**self._values, group: values} if group else values)
-            self._checked[setting.text] = getattr(getattr(config, group) if group else config, name)
-        return self._checked[setting.text]
+        texts = tuple(setting.text for setting in changed.values())
+        if texts not in self._checked:
+            values = {name: setting.value for name, setting in changed.items()}
+            value = {**self._values[part], **values} if part in GROUPS else values[""]
+            self._checked[texts] = getattr(validate({**self._values, part: value}), part)
+        return self._checked[texts]
 
 
 def _filled_in(config: RunConfig) -> RunConfig:
