@@ -20,7 +20,7 @@ import json
 import operator
 import shutil
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
@@ -293,20 +293,17 @@ def save(config: object, folder: Path) -> None:
         _source(card).save(folder)
 
 
-def load_saved(config: object, folder: Path, groups: Collection[str] | None = None) -> None:
+def load_saved(config: object, folder: Path) -> None:
     """Load the user's own code that `save` saved for a run, so that this process can import it.
 
     Args:
         config: The settings of the run.
         folder: The folder to which `save` saved the code.
-        groups: The groups whose code to load, such as `model`; None for all.
 
     Raises:
         ConfigError: If the code there does not have the fingerprint in the configuration.
     """
     for group, card in cards(config).items():
-        if groups is not None and group not in groups:
-            continue
         assert card.fingerprint, "call user_code.resolve(config) first"
         key = name, fingerprint = user_files.name_of(card.module), card.fingerprint
         if key not in _SOURCES:  # the process that starts the workers may train, too

@@ -97,7 +97,8 @@ class Source:
             )
         if name not in self._shared_tops:
             return None
-        # Other code may come with other files of the same package.
+        # Other code may come with other files of the same package. And of a package without
+        # `__init__.py`, Python would look for the folders on sys.path again.
         folders = [str(code.path.parent) for code in _offered() if name in code._shared_tops]
         spec = PathFinder.find_spec(name, folders)
         if spec and spec.submodule_search_locations is not None:
@@ -118,10 +119,9 @@ class Source:
         """
         if self.files.keys() == {self.name}:
             return {}
-        stems = {path.partition(".")[0]: content for path, content in self.files.items()}
         return {
-            stem.removesuffix("/__init__").replace("/", "."): content
-            for stem, content in stems.items()
+            path.partition(".")[0].removesuffix("/__init__").replace("/", "."): content
+            for path, content in self.files.items()
         }
 
     @functools.cached_property

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from bsweep import models
 from bsweep.config import user_code
+from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
 from bsweep.core import tensor_files
 from bsweep.data.dataset import Dataset
@@ -75,9 +76,8 @@ def load_model(run_folder: str | Path) -> nn.Module:
     content = tensor_files.read_tensors(paths.final)
     if content is None:
         raise ValueError(f"{paths.final} is damaged: train the point again in another study.")
-    user_code.load_saved(
-        config, paths.own, ("model",)
-    )  # the optimizer's package may be newer by now
+    # The model alone: the optimizer's package may be newer by now.
+    user_code.load_saved(RunConfig(model=config.model), paths.own)
     shape, num_classes = tuple(content["shape"]), content["num_classes"]
     model = models.build(config.model, num_classes=num_classes, shape=shape)
     dtypes = {value.dtype for value in content["weights"].values() if value.is_floating_point()}
