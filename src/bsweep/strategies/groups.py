@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -161,21 +161,19 @@ class TorchStrategy(Strategy):
             dist.all_gather(every, tensor, group=self.workers)
         return every
 
-    def divided(self, rows: Iterable[Iterable[int]]) -> dist.ProcessGroup:
+    def divided(self, ranks: Tensor) -> dist.ProcessGroup:
         """Divide the workers into groups, and return that of this worker.
 
         All workers call it together.
 
         Args:
-            rows: The ranks of each group.
+            ranks: The ranks of the workers, whose rows are the groups.
 
         Returns:
             The process group, in which ranks follow the order of its row.
         """
         with worker_lost():
-            group, _ = dist.new_subgroups_by_enumeration(
-                [list(row) for row in rows], timeout=_TIMEOUT
-            )
+            group, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=_TIMEOUT)
         assert isinstance(group, dist.ProcessGroup)
         _KEPT.append(group)
         return group

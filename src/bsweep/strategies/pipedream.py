@@ -73,7 +73,7 @@ class PipeDream(Pipeline, Rounds):
         super().connect()
         # On GPUs the messages of a group follow one another, and those of the two directions would
         # wait for one another.
-        self._back_chain = self.divided(self.ranks.tolist())
+        self._back_group = self.divided(self.ranks)
         self._lag = self.num_parts - 1 - self.part
         # By how many updates the weights of a pass are behind.
         self._delay = self.num_parts - 1 if self.card.vertical_sync else self._lag
@@ -124,7 +124,7 @@ class PipeDream(Pipeline, Rounds):
         if stage > 0:
             inputs = self._like(stage - 1, size, self.device)
             with worker_lost():
-                dist.recv(inputs, group=self._chain, group_src=self.part - 1)
+                dist.recv(inputs, group=self._replica_group, group_src=self.part - 1)
             self.meter.received_bytes += inputs.nbytes
             inputs.requires_grad_()
             # The stage before lags one step more. It took this batch forward after it had taken the
@@ -143,11 +143,11 @@ class PipeDream(Pipeline, Rounds):
                 outputs = loss(outputs, targets)
         pass_ = _Pass(inputs, outputs)
         if not self.reports_sums:
-            pass_.sent = self._send(outputs.detach(), self._chain, self.part + 1)
+            pass_.sent = self._send(outputs.detach(), self._replica_group, self.part + 1)
             pass_.gradient = torch.empty_like(outputs)
             with worker_lost():
                 pass_.arrival = dist.irecv(
-                    pass_.gradient, group=self._back_chain, group_src=self.part + 1
+                    pass_.gradient, group=self._back_group, group_src=self.part + 1
                 )
         return pass_
 
@@ -168,7 +168,7 @@ class PipeDream(Pipeline, Rounds):
         if stage > 0:
             assert pass_.inputs.grad is not None
             gradient = pass_.inputs.grad.contiguous()
-            work = self._send(gradient, self._back_chain, self.part - 1)
+            work = self._send(gradient, self._back_group, self.part - 1)
             self._sent.append(_Sent(batch.number, work, gradient))
 
     def _send(self, tensor: Tensor, group: dist.ProcessGroup, receiver: int) -> Work:

@@ -34,7 +34,6 @@ from bsweep.runlog.reading import starts
 from bsweep.runlog.records import StageLoad, Traffic
 from bsweep.strategies.base import Context, Sample, Staged
 from bsweep.strategies.ddp import exchange_lost
-from bsweep.strategies.groups import Wire
 from bsweep.strategies.splitting import Split
 from bsweep.strategies.stages import (
     Activations,
@@ -55,8 +54,6 @@ class Pipeline(Split, Staged):
     def connect(self) -> None:
         super().connect()
         self.num_microbatches = self.card.num_microbatches
-        self._chain = self.divided(self.ranks.tolist())
-        self._alike = Wire(self.divided(self.ranks.T.tolist()), self.count)
         num_stages = self.card.num_stages(self.num_workers)
         self._owners = [self.card.part_of(s, self.num_workers) for s in range(num_stages)]
         self._held = [s for s, owner in enumerate(self._owners) if owner == self.part]
@@ -145,7 +142,7 @@ class Pipeline(Split, Staged):
                 self.device,
                 input_args=coming.requires_grad_(),
                 output_args=going.requires_grad_(),
-                group=self._chain,
+                group=self._replica_group,
             )
             stage.times = self._times
             stage.message_seconds = functools.partial(self._seconds_of_messages, index, size)
@@ -184,10 +181,10 @@ class Pipeline(Split, Staged):
             for stage in self._held:
                 if stage - 1 in borders:
                     x = self._like(stage - 1, len(inputs), self.device)
-                    dist.recv(x, group=self._chain, group_src=self._owners[stage - 1])
+                    dist.recv(x, group=self._replica_group, group_src=self._owners[stage - 1])
                 x = self._modules[stage](x)
                 if stage in borders:
-                    dist.send(x, group=self._chain, group_dst=self._owners[stage + 1])
+                    dist.send(x, group=self._replica_group, group_dst=self._owners[stage + 1])
         return x if self.reports_sums else None
 
     def step(self) -> None:
@@ -207,7 +204,7 @@ class Pipeline(Split, Staged):
         square = self._vector.gradients.double().square().sum()
         whole = square.clone()
         with worker_lost():
-            dist.all_reduce(whole, group=self._chain)
+            dist.all_reduce(whole, group=self._replica_group)
         norm = float(most * (square / whole).sqrt())
         norm = norm if norm > 0 else math.inf  # a zero or NaN leaves the gradient as it is
         holders = [self._optimizer.defaults, *self._optimizer.param_groups]
@@ -234,8 +231,8 @@ class Pipeline(Split, Staged):
         message = self._like(stage, self._num_measured, self.device).zero_()
         is_first = self._owners[stage] == self.part
         other = self._owners[stage + is_first]
-        send = functools.partial(dist.send, message, group=self._chain, group_dst=other)
-        receive = functools.partial(dist.recv, message, group=self._chain, group_src=other)
+        send = functools.partial(dist.send, message, group=self._replica_group, group_dst=other)
+        receive = functools.partial(dist.recv, message, group=self._replica_group, group_src=other)
         turns = (send, receive) if is_first else (receive, send)
         round_trips = [
             seconds_of(lambda: [turn() for turn in turns], self.device) for _ in range(_ROUND_TRIPS)
@@ -246,7 +243,7 @@ class Pipeline(Split, Staged):
         held = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
         every: list[dict[str, Tensor]] = [{}] * self.num_parts
         with worker_lost():
-            dist.all_gather_object(every, held, group=self._chain)
+            dist.all_gather_object(every, held, group=self._replica_group)
         return {name: tensor for named in every for name, tensor in named.items()}
 
     def mean(self, values: Tensor) -> Tensor:

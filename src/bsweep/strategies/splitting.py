@@ -47,7 +47,6 @@ class Split(TorchStrategy):
 
     receives_model = True
     card: SplitConfig
-    _alike: Wire  # between the workers of all replicas that hold the same part
 
     def connect(self) -> None:
         super().connect()
@@ -57,6 +56,9 @@ class Split(TorchStrategy):
         """The index of this worker among those of its replica."""
         self.ranks = torch.arange(self.num_workers).view(self.num_replicas, self.num_parts)
         """The ranks of all workers, by replica and part."""
+        self._replica_group = self.divided(self.ranks)
+        # Between the workers of all replicas that hold the same part.
+        self._alike = Wire(self.divided(self.ranks.T), self.count)
         on_gpu = num_gpus(self.config.device) > 0
         self.device = torch.device("cuda", self.place.local_rank) if on_gpu else torch.device("cpu")
 
@@ -109,7 +111,8 @@ class Split(TorchStrategy):
         """
         for parameter in model.parameters():
             parameter.data = parameter.data.contiguous()  # torch refuses to split channels_last
-        return DeviceMesh(self.device.type, self.ranks, mesh_dim_names=("replica", "part"))
+        groups, names = [self._alike.group, self._replica_group], ("replica", "part")
+        return DeviceMesh.from_group(groups, self.device.type, self.ranks, mesh_dim_names=names)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer

@@ -23,7 +23,6 @@ from bsweep.core.torch_private import private
 from bsweep.models import plans
 from bsweep.numerics.vector import layout, part_of
 from bsweep.strategies.ddp import InEachPass, exchange_lost
-from bsweep.strategies.groups import Wire
 from bsweep.strategies.splitting import Parts, Split
 
 
@@ -36,7 +35,6 @@ class TensorParallel(Split, InEachPass):
         self._sent: dict[torch.Size | None, SentBytes] = {}
         slices, mesh = layout(model), self.mesh(model)
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        self._alike = Wire(mesh.get_group("replica"), self.count)
         plans.apply(plans.build(self.config.model, model), model, mesh["part"], self.receive)
         self.receive(model.modules())
         # Cross-entropy of logits of which each worker has some, and its backward pass.
