@@ -23,7 +23,7 @@ from benches.common import (
 )
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import Place
-from bsweep.study.run_point import paths_of
+from bsweep.runlog.files import RunPaths
 from bsweep.train import graph_capture, step, warm_up, worker
 from bsweep.train.job import Job
 from tests.support.running import compose, write_text
@@ -130,7 +130,7 @@ def numerics(job: Job) -> str:
 
 def job_of(config: RunConfig, place: Place) -> Job:
     """Set a job up as a run would: on a GPU, steps of its local batch are a CUDA graph."""
-    paths = paths_of(config)
+    paths = RunPaths(config.folder)
     paths.folder.mkdir(parents=True, exist_ok=True)
     job = worker.set_up(config, paths, place)
     if job.device.type == "cuda":

@@ -379,5 +379,6 @@ def test_tries_are_further_and_further_apart(
             else Outcome("failed", "a host was lost", can_be_retried=True)
         )
 
-    assert run_point(config, [], Progress(1), start) == "diverged"
+    monkeypatch.setattr("bsweep.launch.launch", start)
+    assert run_point(config, [], Progress(1)) == "diverged"
     assert pauses == [1, 0.5, 0.5, 2, 4, 8, 16, 32, 60, 60, 60]

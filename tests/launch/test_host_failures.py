@@ -125,7 +125,8 @@ def test_on_a_host_that_is_gone_nothing_is_started(
 ) -> None:
     hosts = "launch.hosts='localhost:1,nowhere.invalid:1'"
     config = over(hosts, f"results_dir={tmp_path}", "launch.retries=1")
-    assert run_point(config, [], Progress(1), lambda *_: pytest.fail("started")) == "unready"
+    monkeypatch.setattr("bsweep.launch.launch", lambda *_: pytest.fail("started"))
+    assert run_point(config, [], Progress(1)) == "unready"
     said = " ".join(capsys.readouterr().err.split())
     assert "skipped, not tried: " in said
     assert "nowhere.invalid: ssh cannot enter the host: Could not resolve" in said
@@ -133,7 +134,8 @@ def test_on_a_host_that_is_gone_nothing_is_started(
     answers, lost = iter([[], ["it is gone"]]), Outcome("failed", "lost", can_be_retried=True)
     monkeypatch.setattr(hosts_check, "problems", lambda configs: next(answers))
     starts = iter([lost])
-    assert run_point(config, [], Progress(1), lambda *_: next(starts)) == "failed"
+    monkeypatch.setattr("bsweep.launch.launch", lambda *_: next(starts))
+    assert run_point(config, [], Progress(1)) == "failed"
     assert "not tried: it is gone" in capsys.readouterr().err
 
 

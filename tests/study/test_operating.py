@@ -25,7 +25,7 @@ from bsweep.runlog.locks import claimed
 from bsweep.study import claims, commands, states
 from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate, Timed
-from bsweep.study.run_point import paths_of, set_aside
+from bsweep.study.run_point import set_aside
 from bsweep.study.states import NEW, State
 from tests.runlog.test_readers import STEP
 from tests.study.test_run import wait_for_records
@@ -171,7 +171,7 @@ def interrupted(paths: RunPaths) -> Iterator[stop.Stopping]:
     """A run within the context is interrupted, at the latest where the context ends."""
     with (
         pytest.raises(KeyboardInterrupt),
-        stop.Stopping(compose("local_batch=2"), paths, print, lambda: None) as stopping,
+        stop.Stopping(compose("local_batch=2"), paths, print) as stopping,
     ):
         yield stopping
 
@@ -387,7 +387,7 @@ def test_a_run_under_way_has_done_what_its_records_say_now(tmp_path: Path) -> No
 def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) -> None:
     config = compose("local_batch=8", f"results_dir={tmp_path}")
     for number in range(3):
-        folder = paths_of(config).folder
+        folder = config.folder
         folder.mkdir(parents=True)
         (folder / str(number)).touch()
         set_aside(config)

@@ -22,7 +22,6 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from bsweep import launch
 from bsweep.analysis import load
 from bsweep.analysis.conclusions.next_run import (
     SHARE,
@@ -52,14 +51,14 @@ from bsweep.config.target import Target
 from bsweep.config.values import Count, Name, Processes, shortened, show
 from bsweep.core import terminal
 from bsweep.core.words import duration
-from bsweep.launch import LaunchRequest, Outcome
+from bsweep.launch import Outcome
 from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested, request_stop
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.records import adapter
 from bsweep.runlog.values import Amount
 from bsweep.study import commands, side_runs, states
 from bsweep.study.progress import Progress
-from bsweep.study.run_point import StopRequested, paths_of, run_point
+from bsweep.study.run_point import StopRequested, run_point
 
 logger = terminal.logger(__name__)
 
@@ -463,7 +462,7 @@ class Search:
         """
         points = []
         for config in self.cells[cell]:
-            paths, is_of_rate = paths_of(config), math.isnan(rate) or _rate(config) == rate
+            paths, is_of_rate = RunPaths(config.folder), math.isnan(rate) or _rate(config) == rate
             if is_of_rate and states.state_of_run(paths.folder).status in _LEFT:
                 facts = next((checkpoint.facts() for checkpoint in checkpoints(paths)), None)
                 points.append((config, float(facts["num_steps"]) if facts else 0.0))
@@ -496,9 +495,8 @@ class Search:
         if config.run_id not in self.run_ids:
             self.run_ids.append(config.run_id)
             self._keep()
-        folder = paths_of(config).folder
-        status = _train(config, self.warnings[folder], max(1.0, seconds))
-        message = states.state_of_run(folder).message
+        status = _train(config, self.warnings[config.folder], max(1.0, seconds))
+        message = states.state_of_run(config.folder).message
         if status == "out_of_memory":
             self._does_not_fit(cell, 0.0, message or status)
             self._keep()
@@ -579,28 +577,21 @@ def _train(config: RunConfig, warnings: list[str], seconds: float) -> str:
     Raises:
         StopRequested: If somebody else asked the run to stop.
     """
-    progress = Progress(1)
-    began, asked = time.monotonic(), False
+    paths, began, asked = RunPaths(config.folder), time.monotonic(), False
 
-    def within(request: LaunchRequest) -> Outcome:
-        paths = request.paths
-
-        def poll() -> None:
-            nonlocal asked
-            request.on_poll()
-            if not asked and time.monotonic() - began > seconds and not is_stop_requested(paths):
-                asked = True
-                request_stop(paths)
-
-        return launch.launch(replace(request, on_poll=poll))
+    def stop_in_time() -> None:
+        nonlocal asked
+        if not asked and time.monotonic() - began > seconds and not is_stop_requested(paths):
+            asked = True
+            request_stop(paths)
 
     try:
-        return run_point(config, warnings, progress, within)
+        return run_point(config, warnings, Progress(1), on_poll=stop_in_time)
     except StopRequested as stop:
         if not asked or stop.by_signal:
             raise
         # The run may have ended by itself meanwhile.
-        status = states.state_of_run(paths_of(config).folder).status
+        status = states.state_of_run(config.folder).status
         if status == "interrupted":
             say("the run stops here, at a checkpoint from which it can resume")
         return status

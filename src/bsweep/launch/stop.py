@@ -35,18 +35,11 @@ class Stopping:
         config: The point.
         paths: Its run folder.
         say: Shows a line to the user.
-        on_poll: Called at the beginning of each poll.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        paths: RunPaths,
-        say: Callable[[str], None],
-        on_poll: Callable[[], None],
-    ) -> None:
+    def __init__(self, config: RunConfig, paths: RunPaths, say: Callable[[str], None]) -> None:
         self._can_save = config.checkpoint_every is not None
-        self._paths, self._say, self._on_poll = paths, say, on_poll
+        self._paths, self._say = paths, say
         self._asked_at: float | None = None
         self._saving_at = 0.0  # when workers were last seen saving, or when they were asked to
         self._polled_at = _LONG_AGO
@@ -75,7 +68,6 @@ class Stopping:
         by a signal or by its stop file, and has not been saving for as long as a step may take plus
         30 s (without `checkpoint_every`, at once). How long a checkpoint takes is not limited.
         """
-        self._on_poll()
         now = time.monotonic()
         if self._asked_at == _LONG_AGO:
             raise KeyboardInterrupt

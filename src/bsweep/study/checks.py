@@ -15,9 +15,10 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.launch import check_machine
 from bsweep.runlog.checkpoint_files import checkpoints
+from bsweep.runlog.files import RunPaths
 from bsweep.strategies.sharding import check_sharding
 from bsweep.study import branching
-from bsweep.study.run_point import paths_of, result_of
+from bsweep.study.run_point import result_of
 from bsweep.trackers import check_trackers
 
 
@@ -32,7 +33,7 @@ def check_point(config: RunConfig) -> list[str]:
     user_code.check(config)
     try:
         warnings = check_machine(config)
-        if config.resume_from and not (checkpoints(paths_of(config)) or result_of(config)):
+        if config.resume_from and not (checkpoints(RunPaths(config.folder)) or result_of(config)):
             branching.check_branch(config)  # the run has no copy of its source yet
         check_trackers(config.trackers)
         if config.program.is_own:

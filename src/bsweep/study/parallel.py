@@ -13,22 +13,19 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import combinations_with_replacement
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
 
-from bsweep import launch
 from bsweep.config.launch import most_at_once
 from bsweep.config.run import RunConfig
 from bsweep.core import signals, terminal
-from bsweep.core.signals import end_with_parent
 from bsweep.core.words import counted
-from bsweep.launch import LaunchRequest, Outcome, resources
+from bsweep.launch import resources
 from bsweep.launch.resources import Resources
-from bsweep.runlog.files import write_json
+from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_meta
 from bsweep.study.provenance import provenance
-from bsweep.study.run_point import Launch
 from bsweep.trackers import live
 
 logger = terminal.logger(__name__)
@@ -36,8 +33,10 @@ logger = terminal.logger(__name__)
 _FORK = multiprocessing.get_context("fork")
 _POLL_SECONDS = 0.2
 
-RunPoint = Callable[[int, Launch], str]
-"""The type of a function that runs the point with an index, and returns its status."""
+RunPoint = Callable[[int, Callable[[], None]], str]
+"""The type of a function that runs the point with an index, and returns its status. It calls the
+given function a few times a second meanwhile.
+"""
 
 
 def why_in_turn(configs: Sequence[RunConfig]) -> str | None:
@@ -77,23 +76,23 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
     """
     provenance()  # a child sees only the cores to which it is bound
     machine = resources.of_machine(configs)
-    amounts = [resources.amount_for(config) for config in configs]
     most = min(_most_at_once(configs), len(machine.cores))
     received, num_passed = list[int](), 0  # the signals that came
-    waiting, statuses = list(range(len(configs))), dict[int, str]()
-    running, ended = list[_Child](), list[_Child]()
+    waiting = {index: resources.amount_for(config) for index, config in enumerate(configs)}
+    running, ended, statuses = list[_Child](), list[_Child](), dict[int, str]()
     with signals.handled(lambda number, _: received.append(number)):
         while (waiting and not received) or running:
             free = machine.without(child.taken for child in running)
-            for index in list(waiting):
-                taken = free.first(amounts[index])
+            for index, amount in list(waiting.items()):
+                taken = free.first(amount)
                 if taken and not received and len(running) < most:
-                    running.append(_Child(run_point, index, taken, received))
+                    paths = RunPaths(configs[index].folder)
+                    running.append(_Child(run_point, index, paths, taken, received))
                     free = free.without([taken])
-                    waiting.remove(index)
-                    for neighbor in running if len(running) > 1 else ():
-                        neighbor.has_company.set()
+                    del waiting[index]
             for child in running:
+                if len(running) > 1:
+                    child.has_company.set()
                 for number in received[num_passed:]:
                     child.pass_on(number)
             num_passed = len(received)
@@ -102,43 +101,50 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
                 running.remove(child)
                 statuses[child.index] = child.status()
                 child.connection.close()
-                ended = [*(other for other in ended if other.process.is_alive()), child]
+                ended = [*(other for other in ended if other.is_alive()), child]
                 if statuses[child.index] == "stopped" and not received:
                     received.append(signal.SIGTERM)  # somebody asked only this point to stop
     for child in ended:
-        child.process.join()
+        child.join()
     if received:
         raise KeyboardInterrupt
     return [statuses[index] for index in range(len(configs))]
 
 
-class _Child:
-    """A child process that runs a point.
+class _Child(ForkProcess):
+    """A child process that runs a point, and sends the point's status to its parent.
 
     Args:
         run_point: Runs the point with an index.
         index: The index of the point.
+        paths: The point's run folder.
         taken: The cores and GPUs that the point has for itself.
-        received: The signals that this process has received, none yet.
+        received: The signals that the parent has received, none yet.
     """
 
     def __init__(
-        self, run_point: RunPoint, index: int, taken: Resources, received: list[int]
+        self,
+        run_point: RunPoint,
+        index: int,
+        paths: RunPaths,
+        taken: Resources,
+        received: list[int],
     ) -> None:
-        self._run_point, self.index, self.taken, self._received = run_point, index, taken, received
-        self.connection, connection = _FORK.Pipe()
+        super().__init__(daemon=True)
+        self._run_point, self.index, self._paths = run_point, index, paths
+        self.taken, self._received = taken, received
+        self.connection, self._to_parent = _FORK.Pipe()
         self.has_company = _FORK.Event()
-        self.process = _FORK.Process(target=self._run, args=(connection,), daemon=True)
-        self.process.start()
-        connection.close()
+        self._noted_at = 0  # when this process wrote the run's meta.json
+        self.start()
+        self._to_parent.close()
 
     def status(self) -> str:
         """Return the status of the point that has ended, "stopped" if somebody asked it to stop."""
         with suppress(EOFError, OSError):  # it was killed
             return str(self.connection.recv())
-        self.process.join()
-        code = self.process.exitcode
-        logger.error(f"bsweep: the process that ran a point has ended (exit code {code})")
+        self.join()
+        logger.error(f"bsweep: the process that ran a point has ended (exit code {self.exitcode})")
         return "interrupted"  # a run without a summary reads as interrupted, too
 
     def pass_on(self, number: int) -> None:
@@ -146,31 +152,24 @@ class _Child:
         if number == signal.SIGHUP:
             terminal.leave()
         with suppress(ProcessLookupError):  # it was killed
-            os.kill(self.process.pid or 0, number)
+            os.kill(self.pid or 0, number)
 
-    def _run(self, connection: Connection) -> None:
+    def run(self) -> None:
         os.setsid()  # the parent process alone gets Ctrl-C, and passes it on
-        end_with_parent()
+        signals.end_with_parent()
         status = "stopped"
         with signals.handled(terminal.interrupt), suppress(KeyboardInterrupt):
             if not self._received:
                 self.taken.take()
-                status = self._run_point(self.index, self._launch)
-        connection.send(status)
+                status = self._run_point(self.index, self._note_company)
+        self._to_parent.send(status)
         live.end()
 
-    def _launch(self, request: LaunchRequest) -> Outcome:
-        """Launch a point, wait for its end, and note in its run folder if other points ran at the
-        same time.
+    def _note_company(self) -> None:
+        """Note in the run folder if other points run at the same time. Each attempt begins with a
+        new file.
         """
-        is_noted = False
-
-        def poll() -> None:
-            nonlocal is_noted
-            request.on_poll()
-            if self.has_company.is_set() and not is_noted:
-                is_noted = True
-                facts = read_meta(request.paths)
-                write_json(request.paths.meta, {**facts, "beside_others": True})
-
-        return launch.launch(replace(request, on_poll=poll))
+        meta = self._paths.meta
+        if self.has_company.is_set() and self._noted_at != meta.stat().st_mtime_ns:
+            write_json(meta, {**read_meta(self._paths), "beside_others": True})
+            self._noted_at = meta.stat().st_mtime_ns

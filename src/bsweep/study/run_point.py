@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bsweep import launch
 from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
 from bsweep.launch import LaunchRequest, Outcome, hosts_check
+from bsweep.launch.pool import ProcessPool
 from bsweep.launch.stop import Stopping
 from bsweep.runlog import reading
 from bsweep.runlog.checkpoint_files import (
@@ -37,9 +39,6 @@ from bsweep.study.provenance import provenance
 
 _POLL_SECONDS = 0.5
 
-Launch = Callable[[LaunchRequest], Outcome]
-"""The type of a function that launches a point's workers and waits for them."""
-
 
 class StopRequested(KeyboardInterrupt):
     """An exception that says that somebody asked a run to stop; it also ends the sweep of that run.
@@ -54,7 +53,11 @@ class StopRequested(KeyboardInterrupt):
 
 
 def run_point(
-    config: RunConfig, warnings: list[str], progress: Progress, launch_point: Launch
+    config: RunConfig,
+    warnings: list[str],
+    progress: Progress,
+    pool: ProcessPool | None = None,
+    on_poll: Callable[[], None] = lambda: None,
 ) -> str:
     """Run one point to its end and return its status; skip a point that already has a result, such
     as completed.
@@ -66,7 +69,8 @@ def run_point(
         config: The point.
         warnings: Warnings about the point, which its record will contain.
         progress: Shows the run to the user.
-        launch_point: Launches the point's workers and waits for them.
+        pool: Keeps processes between the points of a sweep; None to start fresh processes.
+        on_poll: Called at each poll of the launcher; with `launch=inline`, after each step.
 
     Returns:
         The status; "running" if another process is running the point, and "unready" if its hosts
@@ -76,7 +80,7 @@ def run_point(
         StopRequested: If somebody asked the run to stop. The run may be resumed later.
         OSError: If the files that this process keeps for the run cannot be written.
     """
-    paths, events = paths_of(config), list[Event]()
+    paths, events = RunPaths(config.folder), list[Event]()
     with claims.run_claimed(paths.folder) as is_ours:
         if not is_ours:
             progress.say(f"{paths.folder}: postponed, another process is running it")
@@ -94,7 +98,7 @@ def run_point(
                     return "unready"
                 progress.note(why)
             else:
-                outcome = _attempt(config, earlier, warnings, events, progress, launch_point)
+                outcome = _attempt(config, earlier, warnings, events, progress, pool, on_poll)
                 events = []
                 if outcome.status in ("failed", "timeout"):
                     hosts_check.forget(config)
@@ -117,31 +121,36 @@ def _attempt(
     warnings: list[str],
     events: list[Event],
     progress: Progress,
-    launch_point: Launch,
+    pool: ProcessPool | None,
+    on_poll: Callable[[], None],
 ) -> Outcome:
     """Start or resume a point's run, wait for its end, write its summary, and return how it ended.
 
     `events` are recorded at the beginning; they are none in the first attempt. See `run_point` for
     the other arguments, and for what is raised.
     """
-    paths, began = paths_of(config), time.monotonic()  # not disturbed when the clock is set
+    paths, began = RunPaths(config.folder), time.monotonic()  # not disturbed when the clock is set
     earlier = prepare(config, paths, earlier)
     warnings = [*warnings, *filter(None, [earlier.damage])]
+    new = [warning for warning in warnings if warning not in earlier.warnings]
     with RunLog(paths.metrics) as log:
         if earlier.checkpoint:
             log.write(Event(event="resumed", message=f"resumed after {earlier.last_step}"))
-        for warning in warnings:
-            if warning not in earlier.warnings:
-                log.write(Event(event="warning", message=warning))
-        for event in events:
+        for event in (*(Event(event="warning", message=warning) for warning in new), *events):
             log.write(event)
     progress.begin(config, paths, warnings, is_retry=bool(events))
     outcome = Outcome("interrupted", "interrupted while it ran")
-    stopping = Stopping(config, paths, progress.note, progress.poll)
+    stopping = Stopping(config, paths, progress.note)
+
+    def poll() -> None:
+        progress.poll()
+        on_poll()
+        stopping.poll()
+
     try:
         with stopping:
-            request = LaunchRequest(config, paths, stopping.poll, config.program.worker)
-            outcome = launch_point(request)
+            request = LaunchRequest(config, paths, poll, config.program.worker)
+            outcome = launch.launch(request, pool)
     except KeyboardInterrupt as error:
         raise StopRequested(by_signal=stopping.has_signal) from error
     except Exception as error:
@@ -161,17 +170,13 @@ def _attempt(
     return outcome
 
 
-def paths_of(config: RunConfig) -> RunPaths:
-    return RunPaths(config.folder)
-
-
 def result_of(config: RunConfig) -> str | None:
     """Return the status of a point if it is a result (completed, diverged or out_of_memory), else
     None.
 
     A repetition would most likely end in the same way, so a sweep does not run the point again.
     """
-    status = read_ending(paths_of(config)).status
+    status = read_ending(RunPaths(config.folder)).status
     return status if status in states.RESULTS else None
 
 
@@ -185,7 +190,7 @@ _SKIPPED = {
 
 def why_skipped(config: RunConfig, result: str) -> str:
     """Return why a point with a result is not trained again."""
-    if result == "completed" and config.keep_weights and not paths_of(config).final.exists():
+    if result == "completed" and config.keep_weights and not RunPaths(config.folder).final.exists():
         return f"{_SKIPPED[result]}, without keep_weights=true: another study=NAME trains it anew"
     return _SKIPPED[result]
 

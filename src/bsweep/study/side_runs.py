@@ -19,7 +19,7 @@ from bsweep.launch import LaunchRequest, Outcome, hosts_check
 from bsweep.runlog import profile_file
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import numbered, read_json, read_records
-from bsweep.study.run_point import paths_of, write_inputs
+from bsweep.study.run_point import write_inputs
 
 TRIED_STEPS = 10
 
@@ -100,7 +100,7 @@ def try_out(
         prefix=".bsweep.", dir=shared if config.launch.named_hosts else None
     ) as folder:
         short = _shortened(replace(config, results_dir=folder), num_steps)
-        paths, began = paths_of(short), time.monotonic()
+        paths, began = RunPaths(short.folder), time.monotonic()
         outcome = _launch_beside(short, paths, say, config.program.worker)
         seconds = time.monotonic() - began
         records, _ = read_records(paths.metrics)

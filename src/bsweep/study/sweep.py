@@ -1,20 +1,17 @@
 """A sweep: it checks all points of one command together, and then runs the chosen ones.
 
 Each point passes three stages: `bsweep.compose` makes it, `Sweep` checks and starts it, and
-`bsweep.study.run_point` turns it into a run. The sweep hands to `run_point` the function
-that launches a point.
+`bsweep.study.run_point` launches it and records its run.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 import traceback
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 
-from bsweep import launch
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import terminal
@@ -24,7 +21,7 @@ from bsweep.launch.pool import ProcessPool
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.study import checks, claims, commands, parallel, states
 from bsweep.study.progress import Progress
-from bsweep.study.run_point import Launch, result_of, run_point, set_aside, why_skipped
+from bsweep.study.run_point import result_of, run_point, set_aside, why_skipped
 from bsweep.trackers import live
 
 logger = terminal.logger(__name__)
@@ -76,7 +73,6 @@ class Sweep:
             raise ConfigError(*unready)
         self._progress = Progress(len(self._points))
         self._pool = ProcessPool()
-        self._launch = functools.partial(launch.launch, pool=self._pool)
 
     def run(self) -> list[str]:
         """Run the chosen points, and return the status of each.
@@ -103,7 +99,7 @@ class Sweep:
                 if why_in_turn:
                     self._progress.say(why_in_turn)
                 for config in self._pool.ordered(self._left):
-                    statuses[config.folder] = self._run(config, self._launch)
+                    statuses[config.folder] = self._run(config)
             while others := [folder for folder, end in statuses.items() if end == "running"]:
                 time.sleep(_WAIT_SECONDS)
                 for folder in others:
@@ -131,9 +127,9 @@ class Sweep:
         """Run the points without a result, several at the same time, and return their statuses."""
         num_done = self._progress.num_done
 
-        def run_beside(index: int, launch_point: Launch) -> str:
+        def run_beside(index: int, on_poll: Callable[[], None]) -> str:
             self._progress.be_beside(num_done + index)
-            return self._run(self._left[index], launch_point)
+            return self._run(self._left[index], on_poll)
 
         return parallel.run_at_once(self._left, run_beside)
 
@@ -145,17 +141,17 @@ class Sweep:
             return "running"
         status = states.state_of_run(config.folder).status
         if status not in (*states.RESULTS, *states.FAILURES):
-            return self._run(config, self._launch)
+            return self._run(config)
         self._progress.skip(config, f"{status}, because another process has run it")
         return status
 
-    def _run(self, config: RunConfig, launch_point: Launch) -> str:
+    def _run(self, config: RunConfig, on_poll: Callable[[], None] = lambda: None) -> str:
         """Run a point and return its status, also if it cannot be run: `interrupted` if a disk is
         full, else `failed`.
         """
         try:
             doubts = self._doubts[config.folder]
-            return run_point(config, doubts, self._progress, launch_point)
+            return run_point(config, doubts, self._progress, self._pool, on_poll)
         except Exception as error:  # must not end the other points
             # A full disk of the run's own files: errors of its workers are on record.
             if isinstance(error, OSError) and is_full(error):
