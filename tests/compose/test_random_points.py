@@ -26,7 +26,7 @@ from bsweep.compose.hydra_grid import initialized
 from bsweep.config.groups import AllocationConfig
 from bsweep.config.measure import MeasureConfig
 from bsweep.config.parsing import parse
-from bsweep.config.rules import refuse_vain_evaluations
+from bsweep.config.rules import problems_with_data
 from bsweep.config.run import GROUPS, RunConfig, cards_by_name
 from bsweep.config.values import ConfigError
 from tests.support.running import bsweep, compose, write_text
@@ -249,11 +249,10 @@ def is_valid(given: Point) -> bool:
             (point[part] if part else point)[name] = value
     try:
         config = parse(point)
-        refuse_vain_evaluations(config, LEAST_TRAIN)
     except ConfigError:
         return False
     is_whole = not any("???" in asdict(config)[group].values() for group in GROUPS)
-    return is_whole and config.examples_per_step <= LEAST_TRAIN
+    return is_whole and not any(problems_with_data(config, LEAST_TRAIN))
 
 
 @functools.cache

@@ -59,25 +59,43 @@ def _problems_of_target(config: RunConfig) -> Iterator[str]:
         yield f"{' and '.join(keys)}: {error}"
 
 
-def refuse_vain_evaluations(config: RunConfig, num_train: int) -> None:
-    """Raise a ConfigError if a run trains on fewer than `evaluate_every_examples` examples. Raise
-    one also for a run of one epoch with a target if no evaluation can come before the epoch's end:
+def problems_with_data(config: RunConfig, num_train: int) -> Iterator[str]:
+    """Yield an error message, with the remedy, for each contradiction of a point and the size of
+    its training set: a larger global batch, or evaluations that never come.
+
+    The latter are those of a run that trains on fewer than `evaluate_every_examples` examples. A
+    run of one epoch with a target needs an evaluation before the epoch's end, too. It has none if
     `evaluate_every_examples` is null or not less than the training set, or a round takes all of it.
     """
+    if config.examples_per_step > num_train:
+        yield _problem_of_large_batch(config, num_train)
+        return
+    yield from config.batching.problems_with_data(config, num_train)
     every = config.evaluate_every_examples
     if every and every > config.epochs * num_train:
-        raise ConfigError(
+        yield (
             f"evaluate_every_examples={every} is more than the run trains on "
             f"(epochs={config.epochs} of {num_train} examples): use less than {num_train}, or "
             "evaluate_every_examples=null to evaluate at the ends of epochs only."
         )
-    rounds = zip(config.worker_batches, config.local_steps, strict=True)
-    per_round = sum(batch * steps for batch, steps in rounds)
-    is_within = every is not None and every < num_train and per_round < num_train
+    is_within = every is not None and max(every, config.examples_per_round) < num_train
     if config.target and config.epochs == 1 and not is_within:
-        raise ConfigError(
+        yield (
             f"{config.target} counts as reached when two of three evaluations in a row reach "
             "it, but epochs=1 has only one, at its end: use epochs=2 or more, or "
             f"evaluate_every_examples={max(1, num_train // 10)} with rounds of fewer examples than "
             f"the epoch's {num_train}."
         )
+
+
+def _problem_of_large_batch(config: RunConfig, num_train: int) -> str:
+    size = config.data_parallel_size
+    key = "num_workers" if size == config.num_workers else "strategy.replicas"
+    batches = f"local_batch={config.examples_per_pass} x {key}={size}"
+    if given := config.allocation.local_batches:
+        batches = f"allocation.local_batches={list(given)}"
+    return (
+        f"global batch {config.examples_per_step} ({batches} x "
+        f"accumulation_steps={config.accumulation_steps}) is larger than the training set of "
+        f"{num_train} examples: choose a smaller batch."
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import operator
 import types
 import typing
 from collections.abc import Mapping
@@ -144,6 +145,11 @@ class RunConfig(Schema):
         """Return the configured number of optimizer steps that each worker makes in a round."""
         steps = self.strategy.local_steps
         return self.allocation.local_steps or (steps,) * self.data_parallel_size
+
+    @property
+    def examples_per_round(self) -> int:
+        """Return the configured number of examples that all workers take in a round."""
+        return sum(map(operator.mul, self.worker_batches, self.local_steps))
 
     @property
     def data_parallel_size(self) -> int:

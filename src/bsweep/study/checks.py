@@ -4,13 +4,12 @@ sweep can run.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from pathlib import Path
 
 from bsweep import allocation, data, models
 from bsweep.config import user_code
-from bsweep.config.rules import refuse_vain_evaluations
+from bsweep.config.rules import problems_with_data
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.launch import check_machine
@@ -46,34 +45,15 @@ def check_point(config: RunConfig) -> list[str]:
         warnings += info.notes
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    _refuse_large_batch(config, info.num_train)
-    if config.strategy.can.takes_local_steps:
-        per_round = sum(map(operator.mul, config.worker_batches, config.local_steps))
-        if per_round > info.num_train:
-            warnings.append(
-                f"a round of {per_round} examples is longer than an epoch of {info.num_train}, and "
-                "workers synchronise at the end of each epoch: they never take all local steps "
-                f"{list(config.local_steps)}"
-            )
-    if problems := list(config.batching.problems_with_data(config, info.num_train)):
+    if problems := [*problems_with_data(config, info.num_train)]:
         raise ConfigError(*problems)
-    refuse_vain_evaluations(config, info.num_train)
+    if config.strategy.can.takes_local_steps and config.examples_per_round > info.num_train:
+        warnings.append(
+            f"a round of {config.examples_per_round} examples is longer than an epoch of "
+            f"{info.num_train}, and workers synchronise at the end of each epoch: they never take "
+            f"all local steps {list(config.local_steps)}"
+        )
     return [*warnings, *allocation.doubts(config)]
-
-
-def _refuse_large_batch(config: RunConfig, num_train: int) -> None:
-    if config.examples_per_step <= num_train:
-        return
-    size = config.data_parallel_size
-    key = "num_workers" if size == config.num_workers else "strategy.replicas"
-    batches = f"local_batch={config.examples_per_pass} x {key}={size}"
-    if given := config.allocation.local_batches:
-        batches = f"allocation.local_batches={list(given)}"
-    raise ConfigError(
-        f"global batch {config.examples_per_step} ({batches} x "
-        f"accumulation_steps={config.accumulation_steps}) is larger than the training set of "
-        f"{num_train} examples: choose a smaller batch."
-    )
 
 
 def _try_own(config: RunConfig, info: data.DataInfo) -> None:
