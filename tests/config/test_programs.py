@@ -110,6 +110,6 @@ def test_files_of_one_name_are_all_kept_within_the_runs_folder(folder: Path) -> 
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(name)
     card = point("program.files=[../a/train.py,../b/train.py,a..b.py]").resolved().program
-    card.keep(folder / "kept")
+    card.save(folder / "kept")
     texts = sorted(path.read_text() for path in (folder / "kept/program").rglob("*.py"))
     assert texts == ["../a/train.py", "../b/train.py", "a..b.py"]

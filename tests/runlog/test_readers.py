@@ -200,8 +200,8 @@ def test_anything_as_commands_jsonl_is_read_or_named(
     num_mutations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs = [compose(*TINY, f"seed={seed}", "local_batch=8", "study=s") for seed in range(3)]
-    commands.keep(tmp_path, ["seed=0"], configs[:1])
-    commands.keep(tmp_path, ["-m", "seed=1,2"], configs[1:])
+    commands.record(tmp_path, ["seed=0"], configs[:1])
+    commands.record(tmp_path, ["-m", "seed=1,2"], configs[1:])
     path, named = tmp_path / "commands.jsonl", list[str]()
     monkeypatch.setattr(commands, "_warn", named.append)
     write_run(tmp_path, local_batch=8)

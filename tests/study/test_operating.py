@@ -253,7 +253,7 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
     write_runs(tmp_path / "results/mine", 2, status="failed")
     result = exits(2, "resume", "results/mine", cwd=tmp_path)
     assert "no recorded command for 2 of its runs" in result.stderr
-    commands.keep(tmp_path / "results/mine", ["seed=0"], [compose(*TINY, "local_batch=8")])
+    commands.record(tmp_path / "results/mine", ["seed=0"], [compose(*TINY, "local_batch=8")])
     kept = tmp_path / "results/mine/commands.jsonl"
     moved = json.loads(kept.read_text()) | {"folder": "/nowhere/at/all"}
     kept.write_text("{torn\n" + json.dumps(moved) + "\n")

@@ -35,7 +35,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "theirs.py").write_text("open('theirs ran', 'w').close()\n" + MODEL)
     folder = tmp_path / "results/s"
     folder.mkdir(parents=True)
-    commands.keep(folder, POINT, hydra_grid.composed(words.read(POINT)))
+    commands.record(folder, POINT, hydra_grid.composed(words.read(POINT)))
     return folder
 
 

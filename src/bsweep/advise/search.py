@@ -491,7 +491,7 @@ class Search:
         rate_text = f", {RATE}={rate:g}" if len(self.rates) > 1 else ""
         run = f"{cell_name(cell)}{rate_text}, seed {config.seed}{goes_on}"
         say(f"next: {run}: {self._reason(coming, offer, prediction)}; {self.budget_text()}")
-        commands.keep(self.study_dir, _typed(self.overrides, config), [config])
+        commands.record(self.study_dir, _typed(self.overrides, config), [config])
         if config.run_id not in self.run_ids:
             self.run_ids.append(config.run_id)
             self._keep()

@@ -60,7 +60,7 @@ def led(lead: Callable[[], int]) -> int:
     return lead()
 
 
-def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repeats: bool) -> int:
+def run_again(study_dir: Path, history: Sequence[Command], run_ids: Set[str], repeats: bool) -> int:
     """Run recorded commands of a study again, but train only the points with the given ids; return
     the exit code.
 
@@ -71,7 +71,7 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
 
     Args:
         study_dir: The study's folder.
-        kept: The study's commands.
+        history: The study's commands.
         run_ids: The ids of the points to train.
         repeats: True sets earlier results of these points aside and trains them anew.
 
@@ -81,7 +81,7 @@ def run_again(study_dir: Path, kept: Sequence[Command], run_ids: Set[str], repea
     missing, study_dir, code = set(run_ids), study_dir.resolve(), 0
     # For the processes that this one starts, from Python 3.11 on:
     os.environ["PYTHONSAFEPATH"] = "1"
-    for command in kept:
+    for command in history:
         recorded = {point.run_id for point in command.points}
         if missing.isdisjoint(recorded):
             continue

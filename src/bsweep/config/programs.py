@@ -45,7 +45,7 @@ class ProgramConfig(Card):
                     f"{group}, and bsweep's has none. Leave {group} out, or add program=own."
                 )
 
-    def keep(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
         """Save the files that the card names in a folder of a run."""
 
 
@@ -186,7 +186,7 @@ class OwnProgramConfig(ProgramConfig):
         sha256 = hashlib.sha256(text).hexdigest() if files else None
         return replace(self, folder=str(path), files=files, files_sha256=sha256)
 
-    def keep(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
         """Copy the files that count into the run id to a folder.
 
         Args:

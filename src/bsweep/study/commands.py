@@ -92,7 +92,7 @@ def _kind(*settings: Any) -> str:
     return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:8]
 
 
-def keep(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]) -> None:
+def record(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfig]) -> None:
     """Append a `bsweep run` command and its points to the study's file of commands, unless the file
     has the command already.
 
@@ -155,9 +155,9 @@ def _warn(problem: str) -> None:
 
 
 def _command(line: bytes) -> Command:
-    kept = json.loads(line)
-    points = [dict(zip(kept["columns"], point, strict=True)) for point in kept["points"]]
-    checked: Command = _COMMAND.validate_json(json.dumps({**kept, "points": points}), strict=True)
+    values = json.loads(line)
+    points = [dict(zip(values["columns"], point, strict=True)) for point in values["points"]]
+    checked: Command = _COMMAND.validate_json(json.dumps({**values, "points": points}), strict=True)
     return checked
 
 

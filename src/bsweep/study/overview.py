@@ -25,7 +25,7 @@ _MOST_LISTED = 40
 class Row:
     """One point in an overview, with its state and the estimated time that is left.
 
-    `planned` is None for a run that belongs to no kept command. `seconds` is the estimated time
+    `planned` is None for a run that belongs to no recorded command. `seconds` is the estimated time
     that is left, or None without an estimate.
     """
 
@@ -85,8 +85,8 @@ def estimated(
         grid: The points of the grid.
         tried: Timed points that the estimate uses in addition to the study's runs.
     """
-    kept = commands.read_commands(study_dir)
-    points = {point.run_id: point for command in kept for point in command.points}
+    recorded = commands.read_commands(study_dir)
+    points = {point.run_id: point for command in recorded for point in command.points}
     points |= {point.run_id: point for point in grid}
     points = {point.run_id: point for point in with_examples(points.values(), known, tried)}
     return points, Estimate(timed(points.values(), known), tried)

@@ -101,7 +101,7 @@ class Progress:
         earlier = self._new_records()
         live.begin(config, paths, earlier)
         for record in earlier:
-            self._keep(record)
+            self._store(record)
         self._share_before = self._share_done()
         if resumed := [record["message"] for record in earlier if record.get("event") == "resumed"]:
             self.note(resumed[-1])
@@ -149,7 +149,7 @@ class Progress:
                 records.append(from_json(line))
         return records
 
-    def _keep(self, record: dict[str, Any]) -> None:
+    def _store(self, record: dict[str, Any]) -> None:
         """Store those values of a record that later lines of the display show."""
         kind = record["type"]
         if kind == "start":
@@ -168,7 +168,7 @@ class Progress:
     def _show(self) -> None:
         for record in self._new_records():
             live.copy(self._config, self._paths, record)
-            self._keep(record)
+            self._store(record)
             if record["type"] == "start":
                 self._trained_at = time.monotonic()
             elif record.get("event") == "warning" and record["message"] not in self._warnings:

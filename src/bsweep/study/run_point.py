@@ -294,7 +294,7 @@ def write_inputs(config: RunConfig, paths: RunPaths, facts: Mapping[str, Any]) -
     """
     save_config(config, paths.config)
     user_code.save(config, paths.own)
-    config.program.keep(paths.own)
+    config.program.save(paths.own)
     write_json(paths.meta, {"launched_at": file_system_time(paths.folder), **facts})
     paths.metrics.touch()  # launchers watch it
     paths.stop.write_bytes(b"")

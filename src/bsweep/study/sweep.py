@@ -113,7 +113,7 @@ class Sweep:
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
             if self._typed is not None:
-                commands.keep(study_dir, self._typed, points)
+                commands.record(study_dir, self._typed, points)
             stack.enter_context(claims.registered(study_dir))
         except ValueError as error:
             raise ConfigError(str(error)) from None
