@@ -70,8 +70,8 @@ def test_a_cut_link_is_named_and_the_same_command_resumes_the_run(
     )
     with (tmp_path / "said").open("w+") as said:
         sweep = popen([*on("h1"), forks().bsweep, *arguments], tmp_path, output=said)
-        alive = "results/s/*/logs/rank.1/alive"
-        wait_for(lambda: [*tmp_path.glob(alive)], sweep, 120, (tmp_path / "said").read_text)
+        sign = "results/s/*/logs/rank.1/heartbeat"
+        wait_for(lambda: [*tmp_path.glob(sign)], sweep, 120, (tmp_path / "said").read_text)
         cable("cut", "h2")
         wait_for(
             lambda: all("sshd" in process.info["name"] for process in processes_on("h2")),

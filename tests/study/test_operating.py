@@ -179,8 +179,8 @@ def interrupted(paths: RunPaths) -> Iterator[stop.Stopping]:
 def begun(folder: Path) -> RunPaths:
     """A run of which a worker has begun to train."""
     paths = RunPaths(folder)
-    paths.alive(0).parent.mkdir(parents=True)
-    paths.alive(0).touch()
+    paths.heartbeat(0).parent.mkdir(parents=True)
+    paths.heartbeat(0).touch()
     return paths
 
 
@@ -231,7 +231,7 @@ def test_a_run_that_is_told_to_stop_has_the_time_of_its_longest_step(
         for seconds in (10, 110, 130):  # when a worker has ended a step
             clock.append(seconds)
             # Somebody sets the clock meanwhile.
-            os.utime(paths.alive(0), (-86_400 * seconds,) * 2)
+            os.utime(paths.heartbeat(0), (-86_400 * seconds,) * 2)
             stopping.poll()
         signal.raise_signal(signal.SIGTERM)
         for seconds in (130 + 129, 130 + 131):

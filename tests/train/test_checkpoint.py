@@ -214,7 +214,8 @@ def test_by_default_saving_costs_less_than_a_hundredth_and_asking_is_rare(
         "vector": SimpleNamespace(num_bytes=40_000_000),
     }
     paths, cpu = RunPaths(tmp_path), torch.device("cpu")
-    job = SimpleNamespace(**fields, strategy=strategy, paths=paths, heartbeat=lambda: None)
+    heartbeat = SimpleNamespace(beat=lambda: None)
+    job = SimpleNamespace(**fields, strategy=strategy, paths=paths, heartbeat=heartbeat)
     keeper = CheckpointSchedule(cast(Job, job))
     cursor, clock = Cursor.create(cpu, 10), StepClock(cpu, [])
     while now[0] < 10_000:

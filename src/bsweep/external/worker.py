@@ -31,16 +31,15 @@ from bsweep.external.recorder import Recorder
 from bsweep.external.written import Written
 from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested
 from bsweep.runlog.errors import Diverged, ProgramError
-from bsweep.runlog.files import RunPaths, SignOfLife
-from bsweep.runlog.locks import held
+from bsweep.runlog.files import RunPaths
+from bsweep.runlog.heartbeat import Heartbeat
 from bsweep.runlog.reading import read_json
-from bsweep.train.worker import do_nothing, enter
+from bsweep.train.worker import enter
 
 _POLL_SECONDS = 0.1
 _QUOTED_LINES = 15
 _GRACE_SECONDS = 2.5  # the launcher may kill this process 5 s after its signal
 _LOST = re.compile(r"(closed|reset) by peer|Broken pipe|HorovodInternalError|EOFError")
-_LEFT = "an earlier process of this run still works; start the same sweep again later"
 
 
 class _Signalled(BaseException):
@@ -51,7 +50,7 @@ def run_program(
     config: RunConfig,
     paths: RunPaths,
     place: Place,
-    on_step: Callable[[], None] = do_nothing,
+    on_step: Callable[[], None] = lambda: None,
     *,
     is_launched: bool = False,
 ) -> None:
@@ -76,12 +75,11 @@ def run_program(
             f"{', '.join(program.files or ())} changed since the sweep began: start the sweep "
             "again, which gives the changed program runs of its own"
         )
-    with held(paths.worker_claim(place.rank), _LEFT):
-        if place.rank:
-            command.run(on_step)
-        else:
-            with closing(Recorder(config, paths, command.launched_at)) as recorder:
-                _run_recorded(command, recorder, on_step)
+    if place.rank:
+        command.run(on_step)
+        return
+    with closing(Recorder(config, paths, command.launched_at)) as recorder:
+        _run_recorded(command, recorder, on_step)
 
 
 def _run_recorded(command: _Command, recorder: Recorder, on_step: Callable[[], None]) -> None:
@@ -162,7 +160,7 @@ class _Command:
             MemoryError: If it ran out of memory.
         """
         child = self._start(scores)
-        alive, num_seen = SignOfLife(self.paths.alive(self._place.rank)), -1
+        heartbeat, num_seen = Heartbeat(self.paths.heartbeat(self._place.rank)), -1
         outputs = [self._logs / "stdout", self._logs / "stderr"]
         try:
             while True:
@@ -171,7 +169,7 @@ class _Command:
                 has_reports = listen()
                 num_bytes = sum(path.stat().st_size for path in outputs if path.exists())
                 if has_reports or num_bytes != num_seen:
-                    alive.show()
+                    heartbeat.beat()
                 num_seen = num_bytes
                 if code is not None:
                     break

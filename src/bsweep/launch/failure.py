@@ -276,7 +276,7 @@ def _why_command_ended(paths: RunPaths, text: str, codes: Sequence[int | None]) 
     """
     event = (
         "the workers' launcher ended while they trained"
-        if any(paths.logs.glob("rank.*/alive"))
+        if any(paths.logs.glob("rank.*/heartbeat"))
         else "the workers could not be started"
     )
     signals = {code: _signal(code) for code in codes if code}

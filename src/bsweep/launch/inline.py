@@ -23,6 +23,7 @@ from bsweep.core.whole_files import is_full
 from bsweep.launch.launcher import Launcher, LaunchRequest, Outcome, recorded
 from bsweep.runlog import errors
 from bsweep.runlog.files import RunPaths
+from bsweep.runlog.locks import worker_claimed
 from bsweep.train import graph_capture
 
 if TYPE_CHECKING:
@@ -111,7 +112,10 @@ def run_here(request: LaunchRequest, place: Place) -> Failure | None:
     """
     try:
         work = load_object(request.entry)
-        with suppress(errors.Diverged, errors.Stopped):
+        with (
+            suppress(errors.Diverged, errors.Stopped),
+            worker_claimed(request.paths, place.rank),
+        ):
             work(request.config, request.paths, place, on_step=request.on_poll)
         return None
     except Exception as error:

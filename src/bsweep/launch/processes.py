@@ -19,12 +19,12 @@ from bsweep.launch import environment, failure
 from bsweep.launch.launcher import Launcher, LaunchRequest, Outcome, recorded
 from bsweep.launch.pool import ProcessPool, Team, Watched
 from bsweep.launch.waiting import APART_SECONDS, Waiting, cause_of_stall
-from bsweep.runlog import waits
+from bsweep.runlog import heartbeat
 
 logger = terminal.logger(__name__)
 
 _POLL_SECONDS = 0.05
-_LOOK_SECONDS = 5 * waits.SIGN_SECONDS
+_LOOK_SECONDS = 5 * heartbeat.SIGN_SECONDS
 
 
 class ProcessLauncher(Launcher):
@@ -132,7 +132,7 @@ def _wait(team: Team, request: LaunchRequest) -> str:
         codes = [command.poll() for command in team.commands]
         if team.is_done or None not in codes:
             return ""
-        signs = {rank: _touched_at(paths.alive(rank)) for rank in range(config.num_workers)}
+        signs = {rank: _touched_at(paths.heartbeat(rank)) for rank in range(config.num_workers)}
         sign = max(_touched_at(paths.metrics), *signs.values())
         if waiting.is_over(time.monotonic(), codes, sign):
             if waiting.has_stalled:
@@ -146,7 +146,7 @@ def _cause_of_stall(team: Team, request: LaunchRequest, alive: Mapping[int, floa
     """
 
     def signs() -> dict[int, str]:
-        return {rank: waits.sign_in(request.paths.waits(rank)) for rank in request.ranks}
+        return {rank: heartbeat.read_sign(request.paths.standstill(rank)) for rank in request.ranks}
 
     before, ends = signs(), time.monotonic() + _LOOK_SECONDS
     while time.monotonic() < ends:

@@ -89,7 +89,7 @@ class Stopping:
         step to end.
         """
         with suppress(OSError):  # no worker has begun
-            shown_at = self._paths.alive(0).stat().st_mtime
+            shown_at = self._paths.heartbeat(0).stat().st_mtime
             # Measure by the monotonic clock. File times come from a clock that may be changed.
             if not self._sign or self._sign[0] != shown_at:
                 step_seconds = now - self._sign[1] if self._sign else 0.0
@@ -104,7 +104,7 @@ class Stopping:
             terminal.leave()
         self.has_signal = True
         reason = ""
-        if self._asked_at is None and self._can_save and self._paths.alive(0).exists():
+        if self._asked_at is None and self._can_save and self._paths.heartbeat(0).exists():
             self._asked_at = self._saving_at = time.monotonic()
             try:
                 request_stop(self._paths)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.launch import ssh
-from bsweep.runlog import waits
+from bsweep.runlog import heartbeat
 
 _GRACE_SECONDS = 10  # the time for processes on other hosts to notice a failed one
 APART_SECONDS = 5
@@ -83,7 +83,7 @@ def cause_of_stall(
     signs_of_life: Mapping[int, float],
 ) -> str:
     """Return a message that names the processes that seem to hold up a stalled point, found from
-    each process's sign at two moments. The signs are those of `bsweep.runlog.waits`.
+    each process's sign at two moments. The signs are those of `bsweep.runlog.heartbeat`.
 
     Args:
         config: The point.
@@ -94,7 +94,7 @@ def cause_of_stall(
     """
     alive = {rank for rank in after if before[rank] != after[rank]}
     frozen = after.keys() - alive
-    works = {rank for rank in alive if after[rank].endswith(waits.WORKS)}
+    works = {rank for rank in alive if after[rank].endswith(heartbeat.WORKS)}
 
     def names(ranks: Set[int]) -> str:
         return " and ".join(config.process_name(rank) for rank in sorted(ranks))

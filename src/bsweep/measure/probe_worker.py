@@ -34,7 +34,6 @@ from bsweep.runlog.records import End
 from bsweep.strategies.single import Single
 from bsweep.train import graph_capture, step, warm_up, worker
 from bsweep.train.job import Job
-from bsweep.train.worker import do_nothing
 
 _OWN_BATCH_TIMES = 5  # more steps for the run's own batch, on which most allocations are based
 _MOST_SECONDS = 60.0  # for batches larger than the run's own
@@ -44,7 +43,7 @@ _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 
 
 def measure(
-    config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
+    config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] | None = None
 ) -> None:
     """Measure this worker's seconds per step by batch size, up to its largest batch, and the
     seconds of an exchange.
@@ -222,7 +221,7 @@ def _peak_flops(job: Job) -> float:
     seconds = []
     for _ in range(1 + NUM_STEPS):
         seconds.append(seconds_of(lambda: matrix @ matrix, job.device))
-        job.heartbeat()
+        job.heartbeat.beat()
     factor = job.slowdown.factor if job.slowdown else 1.0
     return float(2 * side**3 / (min(seconds[1:]) * factor))
 
@@ -244,7 +243,7 @@ def _exchange_seconds(job: Job) -> float:
         exposed = traffic.exposed_exchange_seconds  # the whole exchange: nothing overlaps with it
         assert exposed is not None, job.config.strategy
         seconds.append(exposed + (traffic.codec_seconds or 0.0))
-        job.heartbeat()
+        job.heartbeat.beat()
     return statistics.median(seconds[1:])
 
 
@@ -295,12 +294,12 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
     job.training_model.train()
     with job.compiling():
         step.train_step(job, examples, examples, crops, config.accumulation_steps)
-    job.heartbeat()
+    job.heartbeat.beat()
     clock, started = StepClock(job.device, []), time.monotonic()
     for _ in range(times * NUM_STEPS):
         with clock.step():
             step.train_step(job, examples, examples, crops, config.accumulation_steps)
-        job.heartbeat()
+        job.heartbeat.beat()
         if time.monotonic() - started > times * _MOST_TIMED_SECONDS:
             break
     seconds = statistics.median(clock.seconds())

@@ -27,7 +27,6 @@ from bsweep.runlog.records import End
 from bsweep.train import graph_capture, loop, warm_up, worker
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job, Phase
-from bsweep.train.worker import do_nothing
 
 _MOST_ROUNDS = 40  # half of them are timed in parts
 _MOST_SECONDS = 30.0
@@ -35,7 +34,7 @@ _TRACED_ROUNDS = 5
 
 
 def measure(
-    config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] = do_nothing
+    config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] | None = None
 ) -> None:
     """Measure how long each part of this worker's training steps takes, and trace some steps.
 

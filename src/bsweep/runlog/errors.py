@@ -15,7 +15,7 @@ from bsweep.config import user_code
 from bsweep.core import torch_private
 from bsweep.core.memory import is_out_of_memory
 from bsweep.core.ranks import Place
-from bsweep.runlog import waits
+from bsweep.runlog import heartbeat
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.records import Status
 from bsweep.runlog.shared_clock import file_system_time
@@ -76,7 +76,7 @@ def worker_lost(broken: type[Exception] = RuntimeError) -> Iterator[None]:
         broken: The type of the errors that the exchange raises if a connection breaks.
     """
     try:
-        with waits.for_others():
+        with heartbeat.waiting_for_others():
             yield
     except broken as error:
         if is_out_of_memory(error) or torch_private.is_of_accelerator(error):

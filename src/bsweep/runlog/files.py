@@ -111,35 +111,19 @@ class RunPaths:
         """The file of a rank of the user's own program, see `bsweep.runlog.taken`."""
         return self.rank_logs(rank) / "taken"
 
-    def alive(self, rank: int) -> Path:
-        return self.rank_logs(rank) / "alive"
+    def heartbeat(self, rank: int) -> Path:
+        """Return the path of the file whose time says when a worker last made progress."""
+        return self.rank_logs(rank) / "heartbeat"
 
     def clean_exit(self, rank: int) -> Path:
         """The file that a process makes when its work has ended without an error."""
         return self.rank_logs(rank) / "clean_exit"
 
-    def waits(self, rank: int) -> Path:
+    def standstill(self, rank: int) -> Path:
         """Return the path of the file in which a process that makes no progress says whether it
         waits for other processes or works.
         """
-        return self.rank_logs(rank) / "waits"
-
-
-class SignOfLife:
-    """A worker's file whose modification time says when the worker last did something."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._shown_at = path, float("-inf")
-
-    def show(self) -> None:
-        """Set the modification time of the worker's file to now, at most once a second.
-
-        Workers call this at every step.
-        """
-        if time.monotonic() - self._shown_at > 1:
-            self._shown_at = time.monotonic()
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.touch()
+        return self.rank_logs(rank) / "standstill"
 
 
 class RunLog:

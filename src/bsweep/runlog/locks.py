@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bsweep.runlog.files import RunPaths
+
 _TRY_SECONDS, _MOST_TRIES = 0.05, 200
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
@@ -66,6 +68,19 @@ def held(path: Path, otherwise: str) -> Iterator[None]:
                 return
         time.sleep(_TRY_SECONDS)
     raise OSError(f"another process holds {path}: {otherwise}")
+
+
+@contextmanager
+def worker_claimed(paths: RunPaths, rank: int) -> Iterator[None]:
+    """Hold the claim of the process `rank` of a run inside the `with` block, in which it may write
+    to the run's folder.
+
+    Raises:
+        OSError: As in `held`.
+    """
+    left = "an earlier process of this run still works; start the same sweep again later"
+    with held(paths.worker_claim(rank), left):
+        yield
 
 
 def is_claimed(path: Path) -> bool:

@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from bsweep.config.strategies import DDPConfig
-from bsweep.runlog import waits
+from bsweep.runlog import heartbeat
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import ExchangeLog, InBackward
@@ -148,7 +148,7 @@ def exchange_lost() -> Iterator[None]:
     other errors unchanged.
     """
     try:
-        with waits.for_others():
+        with heartbeat.waiting_for_others():
             yield
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not _OF_EXCHANGE.search(str(error)):

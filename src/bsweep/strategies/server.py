@@ -36,7 +36,7 @@ from bsweep.config.run import RunConfig
 from bsweep.core import tensor_files
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Shard, Slice
-from bsweep.runlog import waits
+from bsweep.runlog import heartbeat
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import WorkerLost, worker_lost
 from bsweep.runlog.files import RunPaths
@@ -253,7 +253,7 @@ class Server:
         if self.inbox.empty():  # otherwise the next push may arrive while answers leave
             self._finish_answers()
         self._load["busy_seconds"] += time.perf_counter() - self._busy_since
-        with waits.for_others():
+        with heartbeat.waiting_for_others():
             request = self.inbox.get()
         self._busy_since = time.perf_counter()
         if isinstance(request, BaseException):
@@ -346,7 +346,7 @@ class LocalRequest(Request):
 
     def wait(self) -> Any:
         """Wait in the worker's thread for the server's answer, and return it."""
-        with waits.for_others():  # the server in this process may wait for other workers
+        with heartbeat.waiting_for_others():  # for which the server in this process may wait
             return self.answers.get()
 
 

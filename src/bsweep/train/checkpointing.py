@@ -120,7 +120,7 @@ class CheckpointSchedule:
     def _save(self, cursor: Cursor) -> float:
         begun = time.monotonic()
         save(self._job, cursor)
-        self._job.heartbeat()
+        self._job.heartbeat.beat()
         self._saved_at = time.monotonic()
         seconds = self._saved_at - begun
         if self._every == "auto":

@@ -148,7 +148,7 @@ def _scores_of_own_examples(job: Job, shared: Part) -> Tensor:
             if outputs is not None:
                 loss = job.objective.loss(outputs, targets)
                 totals += job.objective.score(loss, outputs, targets)
-            job.heartbeat()
+            job.heartbeat.beat()
     return totals if strategy.reports_sums else torch.zeros_like(totals)
 
 

@@ -24,7 +24,8 @@ from bsweep.numerics.objective import Objective
 from bsweep.numerics.precision import autocast
 from bsweep.numerics.restoring import restoring
 from bsweep.numerics.vector import Vector
-from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
+from bsweep.runlog.files import RunLog, RunPaths
+from bsweep.runlog.heartbeat import Heartbeat
 from bsweep.runlog.records import Record
 from bsweep.strategies import Strategy
 from bsweep.train.noise_meter import NoiseMeter
@@ -53,8 +54,7 @@ class Job:
     strategy: Strategy
     policy: Policy
     log: RunLog
-    sign_of_life: SignOfLife
-    on_step: Callable[[], None]  # called at each sign of life
+    heartbeat: Heartbeat
     facts: dict[str, Any]  # fields of the start record that are known since the set-up
     # Each of these is None where the run does not ask for it.
     noise: NoiseMeter | None = None  # measures the gradient noise
@@ -66,11 +66,6 @@ class Job:
     @property
     def dataset(self) -> Dataset:
         return self.inputs.dataset
-
-    def heartbeat(self) -> None:
-        """Show that this worker is alive."""
-        self.sign_of_life.show()
-        self.on_step()
 
     def record(self, *records: Record) -> None:
         """Write records to the run log if this worker is the first one."""

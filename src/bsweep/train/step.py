@@ -84,7 +84,7 @@ def train_round(
                             cursor.epoch, sums, sum(map(len, steps)), cursor.ends_epoch
                         )
         cursor.num_steps += 1
-        job.heartbeat()
+        job.heartbeat.beat()
         yield 0 if ends_round else number / len(steps) * len(round_batch)
 
 

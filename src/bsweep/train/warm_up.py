@@ -46,7 +46,7 @@ def make_steps(job: Job) -> None:
             # Not around the passes: a copy of the parameters beside them might not fit.
             with job.restoring(job.optimizer):
                 job.strategy.rehearse()
-            job.heartbeat()
+            job.heartbeat.beat()
         if {"optimizer", "strategy"} & user_code.cards(job.config).keys():
             _refuse_dropped_gradients(job)
     saved.seek(0)

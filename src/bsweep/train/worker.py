@@ -40,10 +40,10 @@ from bsweep.numerics import objective, optim, precision
 from bsweep.numerics.compiled import Compiled
 from bsweep.numerics.precision import LossScale
 from bsweep.numerics.vector import Vector
-from bsweep.runlog import waits
+from bsweep.runlog import heartbeat
 from bsweep.runlog.errors import Diverged, Stopped, errors_reported
-from bsweep.runlog.files import RunLog, RunPaths, SignOfLife
-from bsweep.runlog.locks import held
+from bsweep.runlog.files import RunLog, RunPaths
+from bsweep.runlog.locks import worker_claimed
 from bsweep.runlog.reading import read_json, read_records
 from bsweep.runlog.records import Event, Start
 from bsweep.runlog.shared_clock import file_system_time
@@ -62,13 +62,7 @@ from bsweep.train.job import Job
 from bsweep.train.slowdown import Slowdown
 from bsweep.train.team_files import FIT, UNFIT, TeamPaths
 
-_LEFT = "an earlier process of this run still works; start the same sweep again later"
-
 Work = Callable[[RunConfig, RunPaths, Place], object]
-
-
-def do_nothing() -> None:
-    """Do nothing; this is the default function to call at each sign of life."""
 
 
 def train(
@@ -76,7 +70,7 @@ def train(
     paths: RunPaths,
     place: Place,
     *,
-    on_step: Callable[[], None] = do_nothing,
+    on_step: Callable[[], None] | None = None,
 ) -> Job:
     """Train one point in this worker process, and return the worker's training job.
 
@@ -86,8 +80,7 @@ def train(
         config: The point's configuration.
         paths: The paths in the run's folder.
         place: This worker's rank and host.
-        on_step: Called after each step and at the other signs of life that the worker shows, such
-            as after each batch of an evaluation.
+        on_step: Called at each heartbeat: after each step, each batch of an evaluation, and so on.
 
     Raises:
         Diverged: If the training diverged. All workers raise it, after the records are written.
@@ -96,7 +89,6 @@ def train(
     """
     limits = config.launch.memory_limit_mb
     with (
-        held(paths.worker_claim(place.rank), _LEFT),
         open_job(config, paths, place, on_step) as job,
         memory.limited(limits[place.rank] if limits else None),
     ):
@@ -117,7 +109,7 @@ def open_job(
     config: RunConfig,
     paths: RunPaths,
     place: Place,
-    on_step: Callable[[], None],
+    on_step: Callable[[], None] | None,
     in_place: AnyStrategy | None = None,
 ) -> Iterator[Job]:
     """Set up and yield this worker's training job (see `set_up`); afterwards close its run log and,
@@ -143,7 +135,7 @@ def set_up(
     config: RunConfig,
     paths: RunPaths,
     place: Place,
-    on_step: Callable[[], None] = do_nothing,
+    on_step: Callable[[], None] | None = None,
     in_place: AnyStrategy | None = None,
 ) -> Job:
     """Build and return this worker's training job (its model, data, optimizer and strategy).
@@ -154,7 +146,7 @@ def set_up(
         config: The run's configuration.
         paths: The paths in the run's folder.
         place: This worker's rank and host.
-        on_step: Called at signs of life.
+        on_step: Called at each heartbeat.
         in_place: A strategy to be built in place of the run's own, which still decides about the
             precision.
 
@@ -200,8 +192,7 @@ def set_up(
         strategy=strategy,
         policy=batching.build(config),
         log=RunLog(paths.metrics),
-        sign_of_life=SignOfLife(paths.alive(place.rank)),
-        on_step=on_step,
+        heartbeat=heartbeat.Heartbeat(paths.heartbeat(place.rank), on_step),
         facts={**parts, **peers_check.on_record(workers)},
         noise=noise,
         slowdown=Slowdown(slowdown, device) if slowdown != 1 else None,
@@ -368,14 +359,14 @@ def enter(work: Work) -> NoReturn:
             config = read_config(run.config)  # the sweep has looked for contradictions
             place = Place.from_environment(config.num_server_processes)
             with (
-                waits.shown(run.waits(place.rank)),
+                heartbeat.showing_standstill(run.standstill(place.rank)),
                 suppress(Diverged, Stopped),
                 errors_reported(run, place),
+                worker_claimed(run, place.rank),
             ):
                 if place.is_server:
                     user_code.load_saved(config, run.own)
-                    with held(run.worker_claim(place.rank), _LEFT):
-                        strategies.serve(config, place, run)
+                    strategies.serve(config, place, run)
                 else:
                     work(config, run, place)
                 with suppress(OSError):  # of a full disk, which must not fail a complete run

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bsweep.runlog import waits
+from bsweep.runlog import heartbeat
 
 
 def next_sign(path: Path) -> str:
-    before, ends = waits.sign_in(path), time.monotonic() + 20
-    while (sign := waits.sign_in(path)) in (before, ""):
+    before, ends = heartbeat.read_sign(path), time.monotonic() + 20
+    while (sign := heartbeat.read_sign(path)) in (before, ""):
         assert time.monotonic() < ends
         time.sleep(0.001)
     return sign.split()[1]
@@ -22,25 +22,25 @@ def next_sign(path: Path) -> str:
 def test_only_a_main_thread_in_an_exchange_is_said_to_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "SIGN_SECONDS", 0.01)
-    path = tmp_path / "waits"
-    assert waits.sign_in(path) == ""
+    monkeypatch.setattr(heartbeat, "SIGN_SECONDS", 0.01)
+    path = tmp_path / "standstill"
+    assert heartbeat.read_sign(path) == ""
     leave = threading.Event()
 
     def other_thread() -> None:
-        with waits.for_others():
+        with heartbeat.waiting_for_others():
             leave.wait(20)
 
-    with waits.shown(path):
+    with heartbeat.showing_standstill(path):
         thread = threading.Thread(target=other_thread)
         thread.start()
-        assert next_sign(path) == waits.WORKS
-        with waits.for_others():
-            with waits.for_others():
+        assert next_sign(path) == heartbeat.WORKS
+        with heartbeat.waiting_for_others():
+            with heartbeat.waiting_for_others():
                 pass
             next_sign(path)  # which may have begun before
-            assert next_sign(path) == waits.WAITS
+            assert next_sign(path) == heartbeat.WAITS
         next_sign(path)
-        assert next_sign(path) == waits.WORKS
+        assert next_sign(path) == heartbeat.WORKS
     leave.set()
     thread.join()
