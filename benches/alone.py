@@ -22,7 +22,7 @@ from benches.common import (
     ready,
 )
 from bsweep.config.run import RunConfig
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.runlog.files import RunPaths
 from bsweep.train import graph_capture, step, warm_up, worker
 from bsweep.train.job import Job
@@ -83,7 +83,7 @@ def steps_alone(grid: Grid) -> dict[str, Seconds]:
             with tempfile.TemporaryDirectory() as folder:
                 write_text(Path(folder) / "book.txt", 200_000)
                 same, default = (
-                    job_of(case.config(Path(folder), size, "strategy=single", *words), Place())
+                    job_of(case.config(Path(folder), size, "strategy=single", *words), World())
                     for words in (("launch=inline", *FP32), ("launch=inline",))
                 )
                 model = plain_model(default)
@@ -128,11 +128,11 @@ def numerics(job: Job) -> str:
     return f"{job.precision}, {'channels_last' if is_channels_last else 'contiguous'}{graph}"
 
 
-def job_of(config: RunConfig, place: Place) -> Job:
+def job_of(config: RunConfig, world: World) -> Job:
     """Set a job up as a run would: on a GPU, steps of its local batch are a CUDA graph."""
     paths = RunPaths(config.folder)
     paths.folder.mkdir(parents=True, exist_ok=True)
-    job = worker.set_up(config, paths, place)
+    job = worker.set_up(config, paths, world)
     if job.device.type == "cuda":
         warm_up.make_steps(job)
         for warning in graph_capture.capture(job):

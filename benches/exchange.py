@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benches.common import ROOT, Seconds, alternating, horovodrun, medians
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.runlog.files import RunPaths
 from bsweep.train import worker
 from tests.support.running import compose
@@ -41,14 +41,14 @@ def be_worker(*overrides: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    place = Place.from_environment()
+    world = World.from_environment()
     hvd.init()
     store = hvd.broadcast_object(tempfile.mktemp(), root_rank=0)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=place.rank, world_size=place.num_workers
+        "gloo", init_method=f"file://{store}", rank=world.rank, world_size=world.num_workers
     )
-    point = ("local_batch=8", f"num_workers={place.num_workers}", "data=synthetic", "device=cpu")
-    job = worker.set_up(compose(*point, *overrides), RunPaths(Path("nowhere")), place)
+    point = ("local_batch=8", f"num_workers={world.num_workers}", "data=synthetic", "device=cpu")
+    job = worker.set_up(compose(*point, *overrides), RunPaths(Path("nowhere")), world)
     job.optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     gloo_vector = job.vector.gradients.clone()
 
@@ -62,7 +62,7 @@ def be_worker(*overrides: str) -> None:
 
     programs = {"torch.distributed": gloo, "horovod": ours, "barrier": dist.barrier}
     rounds = alternating(programs, rounds=15)
-    if place.rank == 0:
+    if world.rank == 0:
         middle = medians(rounds)
         horovod, gloo_alone = (
             (middle[name] - middle["barrier"]) * 1e3 for name in ("horovod", "torch.distributed")

@@ -32,7 +32,7 @@ from benches.common import (
     ready,
 )
 from bsweep.config.run import RunConfig
-from bsweep.core.ranks import Place, num_cores
+from bsweep.core.ranks import World, num_cores
 from bsweep.data import plan
 from bsweep.strategies import groups
 from bsweep.train import step
@@ -65,8 +65,8 @@ def steps_together(grid: alone.Grid) -> dict[str, Any]:
 
 def be_worker(folder: Path) -> None:
     """One of the two processes."""
-    place = Place.from_environment()
-    os.environ["RANK"] = str(place.rank)
+    world = World.from_environment()
+    os.environ["RANK"] = str(world.rank)
     torch.set_num_threads(max(1, num_cores() // 2))
     join = groups.join
     # All programs of this process share one group.
@@ -76,8 +76,8 @@ def be_worker(folder: Path) -> None:
     results: dict[str, Any] = {"steps": {}}
     grid: alone.Grid = pickle.loads((folder / _GRID).read_bytes())
     for case, size, case_folder in compared_in(folder, grid):
-        compare(case, size, case_folder, grid.rounds, place, results)
-    if place.rank == 0:
+        compare(case, size, case_folder, grid.rounds, world, results)
+    if world.rank == 0:
         (folder / _RESULTS).write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
@@ -97,7 +97,7 @@ def compare(
     size: int,
     folder: Path,
     rounds: int,
-    place: Place,
+    world: World,
     results: Mapping[str, dict[str, Any]],
 ) -> None:
     """In fp32, then by default: a group at a time, for all programs of a large model do not fit
@@ -108,11 +108,11 @@ def compare(
         (IN_FP32[: 2 if case.is_large else None], ""),
         (BY_DEFAULT, ", by default"),
     ):
-        jobs = {kind: alone.job_of(every[kind], place) for kind in group}
+        jobs = {kind: alone.job_of(every[kind], world) for kind in group}
         programs = plain_programs(jobs[group[0]], size, with_horovod=not label)
         programs |= {kind: of_job(job, size) for kind, job in jobs.items()}
         seconds = alternating(programs, rounds, calls=calls_of(size), before=dist.barrier)
-        if place.rank == 0:
+        if world.rank == 0:
             reached = ("horovod", "allreduce") if size in TARGETS else ()
             targets = dict.fromkeys(reached, TARGETS.get(size, 1.0))
             numerics = alone.numerics(jobs[group[0]])
@@ -145,7 +145,7 @@ def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
 
 def of_job(job: Job, size: int) -> Program:
     batch = torch.arange(2 * size, device=job.dataset.train_labels.device)
-    part = plan.even_part(batch, job.place.rank, 2)
+    part = plan.even_part(batch, job.world.rank, 2)
     job.training_model.train()
     return lambda: step.train_step(job, batch, part, job.inputs.crops(1, job.config.seed))
 

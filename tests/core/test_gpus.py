@@ -14,7 +14,7 @@ import torch
 from bsweep import launch
 from bsweep.config.launch import nodes_of
 from bsweep.core import gpus
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.train import peers_check, worker
 from tests.support.running import TINY, compose, exits, imported_first, summaries
 
@@ -114,7 +114,7 @@ def test_more_workers_than_gpus_here_are_refused_before_anything_starts(
 def seats(**hosts: tuple[int, int]) -> list[dict[str, object]]:
     """What workers say of their places, on hosts with so many GPUs and workers."""
     return [
-        peers_check.gpu_facts(Place(0, 1, local_rank, 1), gpus) | {"host": host}
+        peers_check.gpu_facts(World(0, 1, local_rank, 1), gpus) | {"host": host}
         for host, (gpus, workers) in hosts.items()
         for local_rank in range(workers)
     ]
@@ -134,7 +134,7 @@ def test_every_host_with_too_few_gpus_is_named(
     with pytest.raises(ValueError, match=r"a has 1 GPU \(CUDA_VISIBLE_DEVICES=3\) for 2 workers"):
         peers_check.refuse_missing_gpus(seats(a=(1, 2)), "auto")
     machine(usable=True)
-    its_number_on_its_host = worker.choose_device(Place(5, 8, 1, 4), gpus=2)
+    its_number_on_its_host = worker.choose_device(World(5, 8, 1, 4), gpus=2)
     assert its_number_on_its_host == torch.device("cuda", 1)
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from bsweep.config.run import RunConfig
 from bsweep.core import signals
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.launch import failure, lifeline
 from bsweep.launch.launcher import LaunchRequest, Outcome
 from bsweep.numerics import objective
@@ -233,7 +233,7 @@ def test_nodes_that_slurm_lost_together_are_all_named(
 
 def test_what_a_user_can_mend_is_said_without_a_traceback(paths: RunPaths) -> None:
     (paths.rank_logs(0) / "stderr").write_text("Traceback of an error")
-    with pytest.raises(ValueError, match="labels"), errors_reported(paths, Place()):
+    with pytest.raises(ValueError, match="labels"), errors_reported(paths, World()):
         objective.build(nn.Linear(1, 1), torch.ones(1))
     message = outcome_of(paths, [(0, 1)]).message
     assert message.startswith("rank 0 failed: ValueError: the labels are floating-point")
@@ -281,7 +281,7 @@ def test_what_lost_its_launcher_while_it_imported_ends_at_once(
     signals.end_with_launcher()
     monkeypatch.setenv(signals.LAUNCHER, "1")
     with pytest.raises(SystemExit, match="has ended"):
-        worker.enter(lambda config, paths, place: pytest.fail("it took part"))
+        worker.enter(lambda config, paths, world: pytest.fail("it took part"))
 
 
 def test_a_launcher_that_waits_in_vain_tells_the_first_error(paths: RunPaths) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bsweep.compression.base import Group
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Traffic
 from bsweep.strategies.base import Summing
@@ -27,7 +27,7 @@ class Pair(Summing):
 
     def __init__(self, clock: list[float], message_seconds: float) -> None:
         config = compose("local_batch=8", "num_workers=2")
-        super().__init__(config, config.strategy, Place(0, 2), RunPaths(Path()))
+        super().__init__(config, config.strategy, World(0, 2), RunPaths(Path()))
         self._vector, self._codec = SimpleNamespace(gradients=torch.zeros(4), scale=None), None  # type: ignore[assignment]
         self.clock, self.message_seconds = clock, message_seconds
         self.other = torch.zeros(0)  # rows

@@ -22,7 +22,7 @@ import torch
 from bsweep import launch
 from bsweep.config.launch import HorovodrunConfig
 from bsweep.core.randomness import seed_of
-from bsweep.core.ranks import Place, num_cores
+from bsweep.core.ranks import World, num_cores
 from bsweep.launch import environment
 from bsweep.runlog.errors import errors_reported
 from bsweep.runlog.files import RunPaths
@@ -320,8 +320,8 @@ def test_what_is_doubted_of_a_point_is_a_warning(
 
 
 def test_threads_of_a_worker_are_by_default_its_share_of_the_cores() -> None:
-    assert Place(local_workers=2).threads(None) == max(1, num_cores() // 2)
-    assert Place().threads(3) == 3
+    assert World(local_workers=2).threads(None) == max(1, num_cores() // 2)
+    assert World().threads(3) == 3
 
 
 def test_a_worker_has_its_own_threads_and_numbers_and_says_where_it_trained(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_the_innermost_reporter_says_when_an_error_happened(
 
     def fail_and_close() -> None:
         try:
-            with errors_reported(paths, Place()):
+            with errors_reported(paths, World()):
                 raise RuntimeError("the first")
         finally:
             written.append(file.read_text())
@@ -383,7 +383,7 @@ def test_the_innermost_reporter_says_when_an_error_happened(
             if closing_fails:
                 raise OSError("no connection to close")
 
-    with pytest.raises((RuntimeError, OSError)), errors_reported(paths, Place()):
+    with pytest.raises((RuntimeError, OSError)), errors_reported(paths, World()):
         fail_and_close()
     assert "the first" in written[0]
     assert file.read_text() == written[0]

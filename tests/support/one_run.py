@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from bsweep import batching, data, models, strategies
 from bsweep.config import user_code
 from bsweep.config.run import RunConfig
-from bsweep.core.ranks import Place, inside_horovodrun
+from bsweep.core.ranks import World, inside_horovodrun
 from bsweep.data import inputs as inputs_module
 from bsweep.numerics.vector import Vector, layout
 from bsweep.runlog.checkpoint_files import checkpoints
@@ -48,7 +48,7 @@ _PLAIN_SCALED, _PLAIN_LOOP = step.scaled, loop.train
 
 def main(folder: Path) -> None:
     sent_early = _count_early_sends()
-    bell = (folder / f"{Place.from_environment().rank}.bell").open()
+    bell = (folder / f"{World.from_environment().rank}.bell").open()
     for number in itertools.count():
         bell.readline()
         job = pickle.loads((folder / f"{number}.pickle").read_bytes())
@@ -64,7 +64,7 @@ def main(folder: Path) -> None:
         answer = run(folder / f"{number}.run", **job)
         if answer:
             answer["sent_early"] = [sent_early.pop(0) for _ in tuple(sent_early)]
-        unfinished = folder / f"{number}.{Place.from_environment().rank}.tmp"
+        unfinished = folder / f"{number}.{World.from_environment().rank}.tmp"
         torch.save(answer, unfinished)
         unfinished.rename(unfinished.with_suffix(".pt"))
         del answer  # the next job counts vectors
@@ -82,7 +82,7 @@ def run(
     Gradients of rank `overflow[0]` are infinite in step `overflow[1]`, if there is such.
     """
     config = user_code.resolve(config)
-    place = Place.from_environment(config.num_server_processes)
+    world = World.from_environment(config.num_server_processes)
     seen: list[tuple[list[int], list[torch.Tensor]]] = []
 
     def spying_crop(images: torch.Tensor, indices: torch.Tensor, **how: object) -> torch.Tensor:
@@ -103,15 +103,15 @@ def run(
         return _PLAIN_STEP(job, round_batch, examples, crops, num_passes)
 
     def overflowing(job: Job, loss: torch.Tensor) -> torch.Tensor:
-        return _PLAIN_SCALED(job, loss) * (torch.inf if [place.rank, len(seen)] == overflow else 1)
+        return _PLAIN_SCALED(job, loss) * (torch.inf if [world.rank, len(seen)] == overflow else 1)
 
     step.train_step, inputs_module.crop_and_flip = spying_step, spying_crop
     step.scaled = overflowing
     batching.build = getattr(policies, policy) if policy else _PLAIN_POLICY
     warm_up_module.make_steps = _PLAIN_WARM_UP if warm_up else do_nothing
     folder.mkdir(exist_ok=True)
-    if place.is_server:
-        strategies.serve(config, place, RunPaths(folder))
+    if world.is_server:
+        strategies.serve(config, world, RunPaths(folder))
         return None
     torch.manual_seed(config.seed)
     trained: list[torch.Tensor] = []  # parameters, gathered while all workers are there
@@ -124,7 +124,7 @@ def run(
         trained.append(_whole(job))
 
     loop.train = spying_train
-    job = worker.train(config, RunPaths(folder), place)
+    job = worker.train(config, RunPaths(folder), world)
     records = _whole_record(RunPaths(folder))
     kinds = ("epoch", "step", "round", "noise_scale", "evaluation", "event")
     return {
@@ -158,7 +158,7 @@ def break_off(folder: Path, saved_after: int, broken_after: int, **job: Any) -> 
         assert run(folder, **job) is None, f"the run was over before its round {broken_after}"
     CheckpointSchedule._agreed_wish = plain  # type: ignore[method-assign]
     paths = RunPaths(folder)
-    if Place.from_environment().rank == 0:
+    if World.from_environment().rank == 0:
         (saved,) = checkpoints(paths)
         os.truncate(paths.metrics, (saved.facts() or {})["metrics_bytes"])
 
@@ -229,7 +229,7 @@ def _whole(job: Job) -> torch.Tensor:
         return _flat(job.vector)
     slices, tensors = job.vector.slices, job.vector.tensors
     own = {part.name: tensor.detach() for part, tensor in zip(slices, tensors, strict=True)}
-    every: list[Any] = [None] * job.place.num_workers
+    every: list[Any] = [None] * job.world.num_workers
     torch.distributed.all_gather_object(every, (job.strategy.replica, own))
     found: dict[str, torch.Tensor] = {}
     for replica, part in every:

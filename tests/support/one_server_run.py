@@ -22,7 +22,7 @@ from torch._subclasses import FakeTensor
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config, save_config
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Vector
 from bsweep.runlog.errors import WorkerLost, errors_reported
@@ -96,42 +96,42 @@ def run(folder: Path) -> None:
     if rank >= size:
         return
     os.environ.update(WORLD_SIZE=str(size), **meeting_at(case.port))
-    place = Place(rank, config.num_workers, rank, config.num_workers)
+    world = World(rank, config.num_workers, rank, config.num_workers)
     _break_server(case, rank)
     (folder / f"pid{rank}").write_text(str(os.getpid()))
-    with errors_reported(paths, place):
-        if place.is_server:
+    with errors_reported(paths, world):
+        if world.is_server:
             before = storages_alive()
-            serve(config, place, paths)
+            serve(config, world, paths)
             gc.collect()
             assert storages_alive().keys() <= before.keys(), "the process may serve other runs"
         else:
-            torch.save(work(config, case, place, paths), folder / f"rank{rank}.pt")
+            torch.save(work(config, case, world, paths), folder / f"rank{rank}.pt")
 
 
-def work(config: RunConfig, case: Case, place: Place, paths: RunPaths) -> dict[str, object]:
+def work(config: RunConfig, case: Case, world: World, paths: RunPaths) -> dict[str, object]:
     assert isinstance(config.strategy, ParameterServerConfig)
-    strategy = ParameterServer(config, config.strategy, place, paths)
-    vector = make_vector(seed=place.rank)  # worker 0's must reach all
+    strategy = ParameterServer(config, config.strategy, world, paths)
+    vector = make_vector(seed=world.rank)  # worker 0's must reach all
     optimizer = optim.build(config.optimizer, vector)
     strategy.prepare(vector, optimizer)
     parameters, traffic = [vector.parameters.clone()], []
     try:
         for epoch in range(case.epochs):
             for step in range(epoch * case.steps, (epoch + 1) * case.steps):
-                time.sleep(case.sleeps[place.rank])
+                time.sleep(case.sleeps[world.rank])
                 if step == 2:
-                    (paths.folder / f"begun{place.rank}").touch()
-                if step == 2 and place.rank == case.broken_worker:
+                    (paths.folder / f"begun{world.rank}").touch()
+                if step == 2 and world.rank == case.broken_worker:
                     raise ArithmeticError("broken on purpose")
-                vector.gradients.copy_(gradient(vector, case, place.rank, step))
+                vector.gradients.copy_(gradient(vector, case, world.rank, step))
                 optim.set_learning_rate(optimizer, learning_rate(config, step))
                 strategy.step()
             strategy.end_round(epoch + 1, torch.zeros(3), 1, ends_epoch=True)
             parameters.append(vector.parameters.clone())
             traffic.append(dataclasses.asdict(strategy.traffic()))
     except WorkerLost:
-        (paths.folder / f"lost{place.rank}").write_text(str(time.time()))
+        (paths.folder / f"lost{world.rank}").write_text(str(time.time()))
         raise
     finally:
         strategy.close()

@@ -10,7 +10,7 @@ import torch
 
 from bsweep.config import user_code
 from bsweep.config.run import RunConfig
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.runlog.files import RunPaths
 from bsweep.train import worker
 from bsweep.train.job import Job
@@ -20,13 +20,13 @@ from tests.support.running import compose
 def set_up(folder: Path, *overrides: str) -> Job:
     """What a lone worker has before its first step."""
     with _alone(folder, *overrides) as config:
-        return worker.set_up(config, RunPaths(folder), Place())
+        return worker.set_up(config, RunPaths(folder), World())
 
 
 def train(folder: Path, *overrides: str) -> Job:
     """Train a run to its end, as a lone worker."""
     with _alone(folder, *overrides) as config:
-        return worker.train(config, RunPaths(folder), Place())
+        return worker.train(config, RunPaths(folder), World())
 
 
 @contextmanager

@@ -240,7 +240,7 @@ class OptimizerConfig(Card):
 
 class StrategyConfig(Card):
     """The base class of the cards of all strategies. `builds` names a callable `(config, strategy,
-    place, paths)` that returns a `bsweep.strategies.Strategy`.
+    world, paths)` that returns a `bsweep.strategies.Strategy`.
     """
 
     brings: ClassVar[Mapping[str, str]] = {"launch": "torchrun"}

@@ -327,7 +327,7 @@ class DiLoCoConfig(EitherConfig):
 
 
 class OwnStrategyConfig(UserCode, EitherConfig):
-    """A strategy of your own: a callable takes (config, strategy, place, paths, **options) and
+    """A strategy of your own: a callable takes (config, strategy, world, paths, **options) and
     returns a bsweep.strategies.Strategy.
     """
 
@@ -341,7 +341,7 @@ class OwnStrategyConfig(UserCode, EitherConfig):
     """
 
     builds: ClassVar[str] = "bsweep.strategies.own:build"
-    takes: ClassVar[tuple[str, ...]] = ("config", "strategy", "place", "paths")
+    takes: ClassVar[tuple[str, ...]] = ("config", "strategy", "world", "paths")
     kind_can: ClassVar[Capabilities] = replace(
         EitherConfig.kind_can,
         launchers=("torchrun", "horovodrun", "inline"),

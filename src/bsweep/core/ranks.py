@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Place:
+class World:
     """The rank of a process in its run and on its host, and the number of workers in the run and on
     the host. Parameter servers come after the workers.
     """
@@ -34,9 +34,9 @@ class Place:
         return wanted or max(1, num_cores() // self.local_workers)
 
     @classmethod
-    def from_environment(cls, num_servers: int = 0) -> Place:
-        """Return this process's place by the environment variables of horovodrun or torchrun, which
-        `launch=srun` sets, too. Without these variables the process has rank 0 of one worker.
+    def from_environment(cls, num_servers: int = 0) -> World:
+        """Return the ranks and numbers in the environment variables of horovodrun or torchrun,
+        which `launch=srun` sets, too. Without these variables the process has rank 0 of one worker.
         """
         env = os.environ
         names = _HOROVODRUN if inside_horovodrun() else _TORCHRUN

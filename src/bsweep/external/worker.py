@@ -23,7 +23,7 @@ from bsweep.config.programs import OwnProgramConfig, values_of
 from bsweep.config.run import RunConfig
 from bsweep.core import network, signals
 from bsweep.core.following import GrowingFile
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.core.signals import end_with_parent
 from bsweep.core.words import joined
 from bsweep.external.client import POINT
@@ -49,7 +49,7 @@ class _Signalled(BaseException):
 def run_program(
     config: RunConfig,
     paths: RunPaths,
-    place: Place,
+    world: World,
     on_step: Callable[[], None] = lambda: None,
     *,
     is_launched: bool = False,
@@ -59,7 +59,7 @@ def run_program(
     Args:
         config: The point.
         paths: The paths in the run's folder.
-        place: This worker's rank and host.
+        world: This worker's rank and host.
         on_step: Called a few times a second; an exception that it raises ends the command.
         is_launched: True if a launcher writes this process's output to the worker's log files.
             Otherwise the command's output goes there, and this process's own does not.
@@ -68,14 +68,14 @@ def run_program(
         ProgramError: If the program failed, or did not report what a run needs.
         Diverged: On rank 0, if the program reported an infinite loss or NaN.
     """
-    command = _Command(config, paths, place, is_launched=is_launched)
+    command = _Command(config, paths, world, is_launched=is_launched)
     program = command.program
     if program.resolved().files_sha256 != program.files_sha256:
         raise ProgramError(
             f"{', '.join(program.files or ())} changed since the sweep began: start the sweep "
             "again, which gives the changed program runs of its own"
         )
-    if place.rank:
+    if world.rank:
         command.run(on_step)
         return
     with closing(Recorder(config, paths, command.launched_at)) as recorder:
@@ -130,12 +130,12 @@ class _Command:
     """The user's command of one worker."""
 
     def __init__(
-        self, config: RunConfig, paths: RunPaths, place: Place, *, is_launched: bool
+        self, config: RunConfig, paths: RunPaths, world: World, *, is_launched: bool
     ) -> None:
         assert isinstance(config.program, OwnProgramConfig), config.program
         self.config, self.program, self.paths = config, config.program, paths
-        self._place, self._is_launched = place, is_launched
-        self._logs, first = paths.rank_logs(place.rank), paths.rank_logs(0)
+        self._world, self._is_launched = world, is_launched
+        self._logs, first = paths.rank_logs(world.rank), paths.rank_logs(0)
         self.reports = first / "reports.jsonl"
         self.ends_early = first / "enough"  # rank 0 makes it if all workers shall end the command
         self.words = self.program.command_of(values_of(config))
@@ -160,7 +160,7 @@ class _Command:
             MemoryError: If it ran out of memory.
         """
         child = self._start(scores)
-        heartbeat, num_seen = Heartbeat(self.paths.heartbeat(self._place.rank)), -1
+        heartbeat, num_seen = Heartbeat(self.paths.heartbeat(self._world.rank)), -1
         outputs = [self._logs / "stdout", self._logs / "stderr"]
         try:
             while True:
@@ -188,7 +188,7 @@ class _Command:
         self.paths.program.mkdir(exist_ok=True)
         point = self._logs / "point.json"
         point.write_text(json.dumps(self._point(scores)))
-        self.paths.taken(self._place.rank).unlink(missing_ok=True)
+        self.paths.taken(self._world.rank).unlink(missing_ok=True)
         environment = {
             **self._environment(),
             POINT: str(point.absolute()),
@@ -214,18 +214,18 @@ class _Command:
         """Return the environment variables of the command: those of this process, those of the
         point, and those that the user gave. A variable that the user gave as null is left out.
         """
-        config, place = self.config, self._place
+        config, world = self.config, self._world
         variables = {
             **os.environ,
             **{
                 re.sub(r"\W", "_", f"BSWEEP_{name}").upper(): value
                 for name, value in values_of(config).items()
             },
-            "OMP_NUM_THREADS": place.threads(config.launch.threads_per_worker),
+            "OMP_NUM_THREADS": world.threads(config.launch.threads_per_worker),
             **self.program.environment,
             **({"CUDA_VISIBLE_DEVICES": ""} if config.device == "cpu" else {}),
-            "BSWEEP_RANK": place.rank,
-            "BSWEEP_LOCAL_RANK": place.local_rank,
+            "BSWEEP_RANK": world.rank,
+            "BSWEEP_LOCAL_RANK": world.local_rank,
             "BSWEEP_ADDRESS": _address(config),
             "PYTHONUNBUFFERED": "1",
         }
@@ -239,8 +239,8 @@ class _Command:
         return {
             **values_of(config),
             "options": dict(self.program.options),
-            "rank": self._place.rank,
-            "local_rank": self._place.local_rank,
+            "rank": self._world.rank,
+            "local_rank": self._world.local_rank,
             "checkpoint_folder": str(self.paths.program.absolute()),
             "first_epoch": facts["epoch"] if facts else 1,
             "most_steps": self.program.most_steps,
@@ -299,10 +299,10 @@ def _path_to_bsweep(folder: Path) -> str:
     return os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(path)]))
 
 
-def _work(config: RunConfig, paths: RunPaths, place: Place) -> None:
+def _work(config: RunConfig, paths: RunPaths, world: World) -> None:
     signal.signal(signal.SIGTERM, _raise_signalled)
     try:
-        run_program(config, paths, place, is_launched=True)
+        run_program(config, paths, world, is_launched=True)
         return
     except Diverged:
         sys.stderr.flush()

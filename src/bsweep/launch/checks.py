@@ -18,7 +18,7 @@ from bsweep.config.run import RunConfig
 from bsweep.core import memory, network
 from bsweep.core.extras import refuse_missing
 from bsweep.core.gpus import num_gpus
-from bsweep.core.ranks import Place, horovodrun_size, inside_horovodrun, num_cores
+from bsweep.core.ranks import World, horovodrun_size, inside_horovodrun, num_cores
 from bsweep.core.torch_versions import refuse_torch
 from bsweep.core.words import counted
 from bsweep.launch import ssh
@@ -180,8 +180,8 @@ def _num_workers_here(config: RunConfig) -> int:
     if hosts := config.launch.named_hosts:
         nodes = nodes_of(hosts, config.num_workers)
         return sum(number for host, number in nodes if ssh.is_here(host))
-    place = Place.from_environment()
-    return place.local_workers if place.local_workers < place.num_workers else config.num_workers
+    world = World.from_environment()
+    return world.local_workers if world.local_workers < world.num_workers else config.num_workers
 
 
 def _warnings(config: RunConfig) -> Iterator[str]:

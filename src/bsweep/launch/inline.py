@@ -18,7 +18,7 @@ import torch
 
 from bsweep.config.card import load_object
 from bsweep.core import memory, terminal
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.core.whole_files import is_full
 from bsweep.launch.launcher import Launcher, LaunchRequest, Outcome, recorded
 from bsweep.runlog import errors
@@ -47,7 +47,7 @@ class Inline(Launcher):
         """
         if unfit := refusal():
             return unfit
-        failure = run_here(request, Place())
+        failure = run_here(request, World())
         if torch.cuda.is_initialized():
             memory.give_back_garbage()
         return outcome_of([failure], request.paths)
@@ -102,21 +102,21 @@ def refusal() -> Outcome | None:
     )
 
 
-def run_here(request: LaunchRequest, place: Place) -> Failure | None:
+def run_here(request: LaunchRequest, world: World) -> Failure | None:
     """Train or measure a point in this process, and return the failure that ended it; return None
     if the worker has recorded how the point ended.
 
     Args:
         request: The point. An interrupt that its `on_poll` raises ends the run.
-        place: This process's rank, and the number of workers.
+        world: This process's rank, and the number of workers.
     """
     try:
         work = load_object(request.entry)
         with (
             suppress(errors.Diverged, errors.Stopped),
-            worker_claimed(request.paths, place.rank),
+            worker_claimed(request.paths, world.rank),
         ):
-            work(request.config, request.paths, place, on_step=request.on_poll)
+            work(request.config, request.paths, world, on_step=request.on_poll)
         return None
     except Exception as error:
         # An interrupt may have caused the error, as sometimes in imports of torch and numpy. In
@@ -124,11 +124,11 @@ def run_here(request: LaunchRequest, place: Place) -> Failure | None:
         request.on_poll()
         is_consequence = isinstance(error, errors.WorkerLost)
         if is_consequence:  # the traceback shows only where the loss was noticed
-            logger.error(f"rank {place.rank}: {str(error).splitlines()[0]}")
+            logger.error(f"rank {world.rank}: {str(error).splitlines()[0]}")
         elif not (
             is_full(error) or isinstance(error, errors.ProgramError)
         ):  # these need no traceback
             traceback.print_exc()
-        name = f"rank {place.rank} failed: " if place.num_workers > 1 else ""
+        name = f"rank {world.rank} failed: " if world.num_workers > 1 else ""
         outcome = Outcome(errors.status_of(error), f"{name}{errors.described(error)}")
         return Failure(outcome, is_consequence, errors.spoils_process(error))

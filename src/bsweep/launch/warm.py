@@ -26,7 +26,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousServer
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import HorovodConfig
 from bsweep.core import memory, signals
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.launch import inline
 from bsweep.launch.horovodrun_command import listen_only_at
 from bsweep.launch.launcher import LaunchRequest, Outcome
@@ -113,7 +113,7 @@ class WarmRank:
         On rank 0, return None if another process ended and horovodrun therefore asks this one to
         stop: the ranks could not meet again.
         """
-        failure = inline.run_here(request, Place.from_environment())
+        failure = inline.run_here(request, World.from_environment())
         memory.give_back_garbage()
         if failure:
             if failure.is_consequence and hvd.rank() == 0 and _is_asked_to_stop(request.paths):

@@ -25,7 +25,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.strategies import AnyStrategy, SingleConfig
 from bsweep.core import memory
 from bsweep.core.memory import is_out_of_memory
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.numerics import optim, precision
 from bsweep.numerics.timing import StepClock, seconds_of
 from bsweep.runlog.files import RunPaths, write_json
@@ -43,7 +43,7 @@ _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 
 
 def measure(
-    config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] | None = None
+    config: RunConfig, paths: RunPaths, world: World, *, on_step: Callable[[], None] | None = None
 ) -> None:
     """Measure this worker's seconds per step by batch size, up to its largest batch, and the
     seconds of an exchange.
@@ -53,7 +53,7 @@ def measure(
     Args:
         config: The configuration to be probed.
         paths: The paths in the run's folder, where `probe.json` is written.
-        place: This worker's rank and host.
+        world: This worker's rank and host.
         on_step: Called after each step.
 
     Raises:
@@ -63,7 +63,7 @@ def measure(
     # `ddp`, `local_sgd` and `diloco` are replaced by a strategy that exchanges the whole gradient
     # vector at each step, without other work at that time.
     in_probe = cast("AnyStrategy", config.strategy.in_probe)
-    with worker.open_job(config, paths, place, on_step, in_probe) as job:
+    with worker.open_job(config, paths, world, on_step, in_probe) as job:
         job = _with_passes_of(config, job)
         # With a learning rate of 0, steps cost the same and the model stays finite.
         optim.set_learning_rate(job.optimizer, 0.0)
@@ -80,7 +80,7 @@ def measure(
             "workers": answers,
             "exchange_seconds": exchange_seconds,
         }
-        if place.rank == 0:
+        if world.rank == 0:
             write_json(paths.folder / "probe.json", probe)
             job.log.write(End(status="completed", message=""))
 
@@ -97,7 +97,7 @@ def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
     # This comes first: a process that lost memory in a capture measures nothing more.
     peak_flops, limit = _peak_flops(job), _limit_mebibytes(job)
     later_bytes = config.strategy.vectors_of_first_step * job.vector.parameters.nbytes
-    batches, stopped_by = _measure_batches(job, config.local_batches[job.place.rank], later_bytes)
+    batches, stopped_by = _measure_batches(job, config.local_batches[job.world.rank], later_bytes)
     on_gpu = job.device.type == "cuda"
     if on_gpu:
         memory_bytes: int | None = torch.cuda.get_device_properties(job.device).total_memory
@@ -125,8 +125,8 @@ def _limit_mebibytes(job: Job) -> float | None:
     if job.device.type == "cuda" or not memory.can_limit():
         return None
     if job.config.launch.memory_limit_mb:
-        return job.config.launch.memory_limit_mb[job.place.rank]
-    return memory.available_bytes() / job.place.local_workers / 2**20
+        return job.config.launch.memory_limit_mb[job.world.rank]
+    return memory.available_bytes() / job.world.local_workers / 2**20
 
 
 def _measure_batches(job: Job, own_batch: int, later_bytes: int) -> tuple[list[ProbedBatch], str]:
@@ -232,7 +232,7 @@ def _exchange_seconds(job: Job) -> float:
 
     The workers meet before each exchange, so that no waiting is included.
     """
-    if job.place.num_workers == 1:
+    if job.world.num_workers == 1:
         return 0.0
     seconds = []
     for _ in range(1 + _NUM_EXCHANGES):
@@ -265,9 +265,9 @@ def alone(job: Job) -> Job:
     nothing.
     """
     config = config_alone(job.config)
-    strategy = Single(config, config.strategy, Place(), job.paths)
+    strategy = Single(config, config.strategy, World(), job.paths)
     strategy.prepare(job.vector, job.optimizer)
-    return replace(job, config=config, place=Place(), strategy=strategy, training_model=job.model)
+    return replace(job, config=config, world=World(), strategy=strategy, training_model=job.model)
 
 
 def step_seconds(job: Job, local_batch: int, times: int) -> float:

@@ -17,7 +17,7 @@ from torch import profiler
 
 from bsweep.config.run import RunConfig
 from bsweep.core import memory
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.data import plan
 from bsweep.numerics.timing import StepClock, Timeline, seconds_of
 from bsweep.runlog import profile_file
@@ -34,7 +34,7 @@ _TRACED_ROUNDS = 5
 
 
 def measure(
-    config: RunConfig, paths: RunPaths, place: Place, *, on_step: Callable[[], None] | None = None
+    config: RunConfig, paths: RunPaths, world: World, *, on_step: Callable[[], None] | None = None
 ) -> None:
     """Measure how long each part of this worker's training steps takes, and trace some steps.
 
@@ -44,23 +44,23 @@ def measure(
     Args:
         config: The configuration to be profiled.
         paths: The paths in the run's folder.
-        place: This worker's rank and host.
+        world: This worker's rank and host.
         on_step: Called after each step.
 
     Raises:
         WorkerLost: If another worker ended.
     """
     limits = config.launch.memory_limit_mb
-    with worker.open_job(config, paths, place, on_step) as job:
-        with memory.limited(limits[place.rank] if limits else None):
+    with worker.open_job(config, paths, world, on_step) as job:
+        with memory.limited(limits[world.rank] if limits else None):
             warm_up.make_steps(job)
             warnings = graph_capture.capture(job)
             anatomy = dissect(job)
         job.record(*warnings)
         folder = profile_file.folder_of(config)
-        busy_seconds = trace(job, folder / f"trace.rank{place.rank}.json")
+        busy_seconds = trace(job, folder / f"trace.rank{world.rank}.json")
         every = job.strategy.gather_json({**asdict(anatomy), "busy_seconds": busy_seconds})
-        if place.rank == 0:
+        if world.rank == 0:
             write_json(folder / "profile.json", {"workers": every})
         job.record(End(status="completed", message=""))
 
@@ -94,9 +94,9 @@ def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
         },
         step_seconds=seconds_of_rounds["timed"] / steps_each,
         untimed_step_seconds=seconds_of_rounds["untimed"] / steps_each,
-        wait_seconds=waits[job.place.rank] / (2 * steps_each) if waits else None,
+        wait_seconds=waits[job.world.rank] / (2 * steps_each) if waits else None,
         busy_seconds=None,
-        overlaps=traffic.exchange_seconds is None and job.place.num_workers > 1,
+        overlaps=traffic.exchange_seconds is None and job.world.num_workers > 1,
     )
 
 

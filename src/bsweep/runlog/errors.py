@@ -14,7 +14,7 @@ import torch
 from bsweep.config import user_code
 from bsweep.core import torch_private
 from bsweep.core.memory import is_out_of_memory
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.runlog import heartbeat
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.records import Status
@@ -90,7 +90,7 @@ _REPORTED = "bsweep_reported"
 
 
 @contextmanager
-def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
+def errors_reported(paths: RunPaths, world: World) -> Iterator[None]:
     """Write the error that ends the `with` block to `error.json` in this process's log folder,
     unless the error is `Diverged` or `Stopped`.
 
@@ -107,7 +107,7 @@ def errors_reported(paths: RunPaths, place: Place) -> Iterator[None]:
         if _is_reported(error):
             raise
         vars(error)[_REPORTED] = True
-        folder = paths.rank_logs(place.rank)
+        folder = paths.rank_logs(world.rank)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(
             folder / "error.json",

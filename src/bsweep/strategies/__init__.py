@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bsweep.config.card import load_object
 from bsweep.config.run import RunConfig
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.runlog.files import RunPaths
 
 if TYPE_CHECKING:
@@ -33,17 +33,17 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def build(config: RunConfig, place: Place, paths: RunPaths) -> Strategy:
+def build(config: RunConfig, world: World, paths: RunPaths) -> Strategy:
     """Return the strategy object of one worker, built from the run's configuration.
 
     This imports the strategy's module. Horovod is imported only if the strategy exchanges over it.
     """
-    strategy: Strategy = load_object(config.strategy.builds)(config, config.strategy, place, paths)
+    strategy: Strategy = load_object(config.strategy.builds)(config, config.strategy, world, paths)
     return strategy
 
 
-def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
+def serve(config: RunConfig, world: World, paths: RunPaths) -> None:
     """Run a parameter server in this process until all workers have sent their goodbye message."""
     from bsweep.strategies import parameter_server
 
-    parameter_server.serve(config, place, paths)
+    parameter_server.serve(config, world, paths)

@@ -18,7 +18,7 @@ from bsweep import compression
 from bsweep.compression.base import Codec, Setting
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.run import RunConfig
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.data.plan import Share, global_batch
 from bsweep.numerics.timing import Timeline
 from bsweep.numerics.vector import Flat, Vector
@@ -135,20 +135,20 @@ class Strategy(ABC):
     """
 
     def __init__(
-        self, config: RunConfig, strategy: StrategyConfig, place: Place, paths: RunPaths
+        self, config: RunConfig, strategy: StrategyConfig, world: World, paths: RunPaths
     ) -> None:
         """Create this worker's meter, store what the strategy is built from, and call `connect`.
 
         Args:
             config: The configuration of the run.
             strategy: The strategy's card.
-            place: This worker's rank, and the number of workers.
+            world: This worker's rank, and the number of workers.
             paths: The files of the run's folder.
         """
-        self.config, self.card, self.place, self.paths = config, strategy, place, paths
+        self.config, self.card, self.world, self.paths = config, strategy, world, paths
         self.meter = ExchangeLog()
         self.can = strategy.can
-        self.rank, self.num_workers = place.rank, place.num_workers
+        self.rank, self.num_workers = world.rank, world.num_workers
         self.replica = self.rank * strategy.data_parallel_size(self.num_workers) // self.num_workers
         """The index of this worker's share of each batch. Workers that hold parts of one replica of
         a model have the same.

@@ -65,7 +65,7 @@ class DiLoCo(Rounds):
     def connect(self) -> None:
         inner = self.card.in_probe
         self._exchange: Summing = load_object(inner.builds)(
-            self.config, inner, self.place, self.paths
+            self.config, inner, self.world, self.paths
         )
         # of the workers' clocks
         self._offsets = torch.zeros(self.num_workers, dtype=torch.float64)

@@ -24,7 +24,7 @@ from bsweep.config.allreduce import Algorithm
 from bsweep.config.launch import ProcessesConfig
 from bsweep.config.run import RunConfig
 from bsweep.core import network, torch_private
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
 from bsweep.strategies.base import Strategy
@@ -135,7 +135,7 @@ class TorchStrategy(Strategy):
     """The algorithm by which `all_reduce` sums."""
 
     def connect(self) -> None:
-        self.workers = join(self.config, self.place)
+        self.workers = join(self.config, self.world)
         self._wire = Wire(self.workers, self.count)
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -212,11 +212,11 @@ def _meeting_point(address: str, port: str) -> tuple[Store, int, int]:
 _KEPT: list[dist.ProcessGroup] = []
 
 
-def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
+def join(config: RunConfig, world: World) -> dist.ProcessGroup:
     """Connect this process to the other processes of the run, and return the workers' process
     group.
 
-    Workers have their ranks in this group. Parameter servers join only the world around it.
+    Workers have their ranks in this group. Parameter servers join only the group around it.
     """
     assert isinstance(config.launch, ProcessesConfig), config.launch
     backend = (
@@ -232,12 +232,12 @@ def join(config: RunConfig, place: Place) -> dist.ProcessGroup:
     dist.init_process_group(
         backend, timeout=_TIMEOUT, store=store, rank=rank, world_size=num_processes
     )
-    world = workers = dist.group.WORLD
+    processes = workers = dist.group.WORLD
     if config.num_server_processes:
-        workers = dist.new_group(list(range(place.num_workers)), timeout=_TIMEOUT)
-    assert world is not None
+        workers = dist.new_group(list(range(world.num_workers)), timeout=_TIMEOUT)
+    assert processes is not None
     assert workers is not None
     if torch_private.joins_gloo_safely():
         _KEPT.clear()
-    _KEPT.extend([world, workers])
+    _KEPT.extend([processes, workers])
     return workers

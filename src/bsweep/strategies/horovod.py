@@ -40,7 +40,7 @@ class Horovod(Summing, InBackward):
         import horovod.torch as hvd
 
         on_gpu = num_gpus(self.config.device) > 0
-        _begin(hvd, on_gpu=on_gpu, local_workers=self.place.local_workers)
+        _begin(hvd, on_gpu=on_gpu, local_workers=self.world.local_workers)
         self._hvd = hvd
         self._operation = hvd.Adasum if self.card.op == "adasum" else hvd.Sum
         self.averages = self.card.op == "adasum"  # it combines local means, not shares of one mean

@@ -1,5 +1,5 @@
 """The construction and the checks of the user's own strategy, which is the object that
-`target(config, strategy, place, paths, **options)` returns. The target may be a class.
+`target(config, strategy, world, paths, **options)` returns. The target may be a class.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import OwnStrategyConfig
 from bsweep.config.values import ConfigError
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies.base import Rounds, Strategy, Summing
 from bsweep.strategies.groups import TorchStrategy
 
 
 def build(
-    config: RunConfig, strategy: OwnStrategyConfig, place: Place, paths: RunPaths
+    config: RunConfig, strategy: OwnStrategyConfig, world: World, paths: RunPaths
 ) -> Strategy:
-    built = user_code.call(strategy, config, strategy, place, paths)
+    built = user_code.call(strategy, config, strategy, world, paths)
     _refuse(type(built), config, strategy)
     assert isinstance(built, Strategy)
     return built

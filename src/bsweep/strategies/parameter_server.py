@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.numerics.vector import Flat, Slice, ranges
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import WorkerLost, errors_reported, worker_lost
@@ -37,11 +37,11 @@ from bsweep.strategies.server import Kind, LocalServer, RemoteServer, Server
 _GOODBYE_SECONDS = 5
 
 
-def serve(config: RunConfig, place: Place, paths: RunPaths) -> None:
+def serve(config: RunConfig, world: World, paths: RunPaths) -> None:
     """Run a parameter server in this process until all workers have sent their goodbye message."""
     torch.set_num_threads(1)
-    join(config, place)
-    number, workers = place.rank - config.num_workers, range(config.num_workers)
+    join(config, world)
+    number, workers = world.rank - config.num_workers, range(config.num_workers)
     Server(config, paths, number, remote=workers).run()
     dist.destroy_process_group()
 
@@ -202,7 +202,7 @@ class ParameterServer(TorchStrategy, Rounds):
         """Run the server of this worker's process, in its thread."""
         assert self._server
         try:
-            with errors_reported(self.paths, self.place):
+            with errors_reported(self.paths, self.world):
                 self._server.run()
         except BaseException:
             # This worker is ending anyway, perhaps with an error of its own.

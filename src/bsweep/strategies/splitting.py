@@ -60,7 +60,7 @@ class Split(TorchStrategy):
         # Between the workers of all replicas that hold the same part.
         self._alike = Wire(self.divided(self.ranks.T), self.count)
         on_gpu = num_gpus(self.config.device) > 0
-        self.device = torch.device("cuda", self.place.local_rank) if on_gpu else torch.device("cpu")
+        self.device = torch.device("cuda", self.world.local_rank) if on_gpu else torch.device("cpu")
 
     def receive(self, modules: Iterable[nn.Module], needed: Sequence[nn.Module] = ()) -> None:
         """Give the tensors of modules the values that they have on the first worker. All workers

@@ -138,8 +138,8 @@ def save(job: Job, cursor: Cursor) -> None:
     problem, sha256 = "", {}
     try:
         checkpoint.folder.mkdir(parents=True, exist_ok=True)
-        parts = {checkpoint.own(job.place.rank): _own_state}
-        if job.place.rank == 0:
+        parts = {checkpoint.own(job.world.rank): _own_state}
+        if job.world.rank == 0:
             parts[checkpoint.shared] = _shared_state
         for path, state_of in parts.items():  # one after the other, to hold few copies
             sha256[path.name] = tensor_files.write_tensors(state_of(job, cursor), path)
@@ -152,7 +152,7 @@ def save(job: Job, cursor: Cursor) -> None:
         problem = problem or f"{type(error).__name__}: {error}"
     answers = strategy.gather_json({"problem": problem, "sha256": sha256})
     problems = [answer["problem"] for answer in answers if answer["problem"]]
-    if job.place.rank == 0:
+    if job.world.rank == 0:
         if problems:
             checkpoint.remove()
             message = f"{checkpoint.folder} was not written: {problems[0]}"
@@ -173,7 +173,7 @@ def _facts(job: Job, cursor: Cursor) -> dict[str, Any]:
         "position": cursor.position,
         "num_steps": cursor.num_steps,
         "train_seconds": cursor.train_seconds + sum(cursor.step_seconds),
-        "num_workers": job.place.num_workers,
+        "num_workers": job.world.num_workers,
         "division": job.strategy.division,
         "metrics_bytes": num_bytes,
         "metrics_crc32": crc32_of_records(job.paths.metrics, num_bytes),
@@ -228,8 +228,8 @@ def load(job: Job) -> Cursor | None:
     if not names:
         return None
     checkpoint = Checkpoint(job.paths.checkpoints / names[0])
-    rank, strategy = job.place.rank, job.strategy
-    now = job.place.num_workers, strategy.division
+    rank, strategy = job.world.rank, job.strategy
+    now = job.world.num_workers, strategy.division
     facts = checkpoint.facts() or {"num_workers": now[0]}
     is_alike = (facts["num_workers"], facts.get("division", "")) == now
     ranks = [rank] if is_alike else range(facts["num_workers"])

@@ -165,7 +165,7 @@ def average_batchnorm(job: Job) -> None:
     Each worker had gathered these statistics on its own part of the data.
     """
     statistics = [buffer for buffer in job.model.buffers() if buffer.is_floating_point()]
-    if job.place.num_workers == 1 or not statistics:
+    if job.world.num_workers == 1 or not statistics:
         return
     means = job.strategy.mean(
         torch.cat([s.reshape(-1).to("cpu", torch.float64) for s in statistics])

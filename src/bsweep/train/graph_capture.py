@@ -148,7 +148,7 @@ def _capture_and_check(job: Job, graphs: Graphs) -> None:
             graphs for what runs without them (`memory.is_out_of_memory`).
     """
     shares = job.policy.of_batches(job.config.worker_batches)
-    num_passes, crops = shares[job.place.rank].num_passes, job.inputs.crops(0, job.config.seed)
+    num_passes, crops = shares[job.world.rank].num_passes, job.inputs.crops(0, job.config.seed)
     steps = [
         (functools.partial(step.compute_passes, job, batch, num_passes=num_passes), batch, examples)
         for batch, examples in _sizes(job, shares)
@@ -183,7 +183,7 @@ def _sizes(job: Job, shares: Sequence[plan.Share]) -> list[tuple[Tensor, Tensor]
     round_size = min(num_train, plan.round_size(shares))
     sizes: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
     for batch in (job.inputs.first(size) for size in (round_size, num_train % round_size)):
-        for examples in filter(len, plan.local_steps(batch, job.place.rank, shares)):
+        for examples in filter(len, plan.local_steps(batch, job.world.rank, shares)):
             sizes[len(examples), len(batch)] = batch, examples
     return list(sizes.values())
 

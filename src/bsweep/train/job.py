@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from bsweep.batching import Policy
 from bsweep.config.run import RunConfig
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.data.dataset import Dataset
 from bsweep.data.inputs import Inputs
 from bsweep.numerics.compiled import Compiled
@@ -42,7 +42,7 @@ class Job:
 
     config: RunConfig
     paths: RunPaths
-    place: Place
+    world: World
     device: torch.device
     precision: str
     inputs: Inputs
@@ -69,7 +69,7 @@ class Job:
 
     def record(self, *records: Record) -> None:
         """Write records to the run log if this worker is the first one."""
-        if self.place.rank == 0:
+        if self.world.rank == 0:
             for record in records:
                 self.log.write(record)
 

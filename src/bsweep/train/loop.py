@@ -63,7 +63,7 @@ def train(job: Job, cursor: Cursor | None) -> None:
 def _keep_weights(job: Job) -> None:
     """Write the trained weights, on the first worker."""
     weights = job.strategy.weights(job.model)
-    if job.place.rank != 0:
+    if job.world.rank != 0:
         return
     try:
         final_file.write(weights, job.dataset, job.paths.final)
@@ -83,7 +83,7 @@ def train_epoch(job: Job, cursor: Cursor, checkpoints: CheckpointSchedule) -> Ep
     job.training_model.train()
     job.strategy.begin_epoch(cursor.epoch)
     memory.reset_peak(job.device)
-    meter = energy.Meter(job.device, counts_host=job.place.local_rank == 0)
+    meter = energy.Meter(job.device, counts_host=job.world.local_rank == 0)
     is_whole = cursor.position == 0
     while not _is_over(job, cursor):
         train_and_record_round(job, cursor, order, clock)

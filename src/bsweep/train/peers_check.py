@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bsweep.core.gpus import driver_version
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.core.words import counted
 from bsweep.data.dataset import Dataset
 from bsweep.numerics.precision import are_rounded
@@ -24,19 +24,19 @@ from bsweep.numerics.precision import are_rounded
 Peer = Mapping[str, Any]
 
 
-def gpu_facts(place: Place, gpus: int) -> dict[str, Any]:
+def gpu_facts(world: World, gpus: int) -> dict[str, Any]:
     """Return a dictionary with this worker's host, its rank on that host, the number of GPUs that
     it sees, and its `CUDA_VISIBLE_DEVICES`.
 
     The workers compare these values before any worker takes a GPU.
 
     Args:
-        place: This worker's rank and host.
+        world: This worker's rank and host.
         gpus: The number of GPUs that this worker sees on its host.
     """
     return {
         "host": platform.node(),
-        "local_rank": place.local_rank,
+        "local_rank": world.local_rank,
         "gpus": gpus,
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }

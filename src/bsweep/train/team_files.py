@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bsweep.core.following import GrowingFile
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.runlog.files import RunPaths
 
 PATIENCE_SECONDS = 60
@@ -99,7 +99,7 @@ def _lines(paths: TeamPaths) -> Iterator[bytes]:
 
 
 def _print_to(run: RunPaths) -> None:
-    logs = run.rank_logs(Place.from_environment().rank)
+    logs = run.rank_logs(World.from_environment().rank)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         with (logs / stream.name.strip("<>")).open("ab") as file:

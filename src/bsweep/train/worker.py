@@ -30,7 +30,7 @@ from bsweep.config.values import ConfigError
 from bsweep.core import memory
 from bsweep.core.gpus import num_gpus
 from bsweep.core.randomness import seed_of
-from bsweep.core.ranks import Place
+from bsweep.core.ranks import World
 from bsweep.core.signals import end_with_launcher
 from bsweep.core.torch_private import allocator_variable
 from bsweep.core.words import counted
@@ -62,13 +62,13 @@ from bsweep.train.job import Job
 from bsweep.train.slowdown import Slowdown
 from bsweep.train.team_files import FIT, UNFIT, TeamPaths
 
-Work = Callable[[RunConfig, RunPaths, Place], object]
+Work = Callable[[RunConfig, RunPaths, World], object]
 
 
 def train(
     config: RunConfig,
     paths: RunPaths,
-    place: Place,
+    world: World,
     *,
     on_step: Callable[[], None] | None = None,
 ) -> Job:
@@ -79,7 +79,7 @@ def train(
     Args:
         config: The point's configuration.
         paths: The paths in the run's folder.
-        place: This worker's rank and host.
+        world: This worker's rank and host.
         on_step: Called at each heartbeat: after each step, each batch of an evaluation, and so on.
 
     Raises:
@@ -89,8 +89,8 @@ def train(
     """
     limits = config.launch.memory_limit_mb
     with (
-        open_job(config, paths, place, on_step) as job,
-        memory.limited(limits[place.rank] if limits else None),
+        open_job(config, paths, world, on_step) as job,
+        memory.limited(limits[world.rank] if limits else None),
     ):
         evaluation.refuse_unknown(job)
         warm_up.make_steps(job)
@@ -108,7 +108,7 @@ def train(
 def open_job(
     config: RunConfig,
     paths: RunPaths,
-    place: Place,
+    world: World,
     on_step: Callable[[], None] | None,
     in_place: AnyStrategy | None = None,
 ) -> Iterator[Job]:
@@ -119,11 +119,11 @@ def open_job(
     NCCL closes a group by all processes of a host together. A worker that failed would wait there
     for the others, while they wait for it in an exchange.
     """
-    torch.set_num_threads(place.threads(config.launch.threads_per_worker))
-    job = set_up(config, paths, place, on_step, in_place)
+    torch.set_num_threads(world.threads(config.launch.threads_per_worker))
+    job = set_up(config, paths, world, on_step, in_place)
     with job.log:
         try:
-            with errors_reported(paths, place):
+            with errors_reported(paths, world):
                 yield job
         except (Diverged, Stopped):
             job.strategy.close()
@@ -134,7 +134,7 @@ def open_job(
 def set_up(
     config: RunConfig,
     paths: RunPaths,
-    place: Place,
+    world: World,
     on_step: Callable[[], None] | None = None,
     in_place: AnyStrategy | None = None,
 ) -> Job:
@@ -145,7 +145,7 @@ def set_up(
     Args:
         config: The run's configuration.
         paths: The paths in the run's folder.
-        place: This worker's rank and host.
+        world: This worker's rank and host.
         on_step: Called at each heartbeat.
         in_place: A strategy to be built in place of the run's own, which still decides about the
             precision.
@@ -159,11 +159,11 @@ def set_up(
     (memory.give_back_at_once if config.launch.memory_limit_mb else memory.keep_for_next_step)()
     run_config, config = config, replace(config, strategy=in_place or config.strategy)
     gpus = num_gpus(config.device)
-    strategy = strategies.build(config, place, paths)
+    strategy = strategies.build(config, world, paths)
     peers_check.refuse_missing_gpus(
-        strategy.gather_json(peers_check.gpu_facts(place, gpus)), config.device
+        strategy.gather_json(peers_check.gpu_facts(world, gpus)), config.device
     )
-    device = choose_device(place, gpus)
+    device = choose_device(world, gpus)
     dataset = data.load(config.data, device)
     run_precision = precision.choose(run_config, device)
     precision.round_products(run_precision)
@@ -176,11 +176,11 @@ def set_up(
     )
     vector, optimizer = _vector_and_optimizer(config, run_precision, strategy, model)
     noise = noise_meter.build(config, vector, optimizer, strategy)
-    slowdown = config.launch.slowdown[place.rank] if config.launch.slowdown else 1.0
+    slowdown = config.launch.slowdown[world.rank] if config.launch.slowdown else 1.0
     return Job(
         config=config,
         paths=paths,
-        place=place,
+        world=world,
         device=device,
         precision=run_precision,
         inputs=inputs,
@@ -192,7 +192,7 @@ def set_up(
         strategy=strategy,
         policy=batching.build(config),
         log=RunLog(paths.metrics),
-        heartbeat=heartbeat.Heartbeat(paths.heartbeat(place.rank), on_step),
+        heartbeat=heartbeat.Heartbeat(paths.heartbeat(world.rank), on_step),
         facts={**parts, **peers_check.on_record(workers)},
         noise=noise,
         slowdown=Slowdown(slowdown, device) if slowdown != 1 else None,
@@ -269,14 +269,14 @@ def _let_segments_grow(config: RunConfig) -> None:
         os.environ[allocator_variable()] = "expandable_segments:True"
 
 
-def choose_device(place: Place, gpus: int) -> torch.device:
+def choose_device(world: World, gpus: int) -> torch.device:
     """Return the GPU whose number is this worker's rank on its host, or the CPU if there is no
     GPU.
     """
     if not gpus:
         return torch.device("cpu")
-    torch.cuda.set_device(place.local_rank)
-    return torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(world.local_rank)
+    return torch.device("cuda", world.local_rank)
 
 
 def _start_record(job: Job) -> Start:
@@ -324,7 +324,7 @@ def _warnings_of_threads(job: Job) -> list[Event]:
     Sums of several threads are added in another order, so the run's results change in their last
     bits. The configuration rarely names the number of threads: it follows from a host's cores.
     """
-    if job.device.type != "cpu" or job.place.rank != 0:
+    if job.device.type != "cpu" or job.world.rank != 0:
         return []
     records, _ = read_records(job.paths.metrics, with_steps=False)
     starts = (r for r in records if r["type"] == "start" and r["run_id"] == job.config.run_id)
@@ -357,21 +357,21 @@ def enter(work: Work) -> NoReturn:
         paths = TeamPaths(Path(sys.argv[1]))
         for run in team_files.runs(paths):
             config = read_config(run.config)  # the sweep has looked for contradictions
-            place = Place.from_environment(config.num_server_processes)
+            world = World.from_environment(config.num_server_processes)
             with (
-                heartbeat.showing_standstill(run.standstill(place.rank)),
+                heartbeat.showing_standstill(run.standstill(world.rank)),
                 suppress(Diverged, Stopped),
-                errors_reported(run, place),
-                worker_claimed(run, place.rank),
+                errors_reported(run, world),
+                worker_claimed(run, world.rank),
             ):
-                if place.is_server:
+                if world.is_server:
                     user_code.load_saved(config, run.own)
-                    strategies.serve(config, place, run)
+                    strategies.serve(config, world, run)
                 else:
-                    work(config, run, place)
+                    work(config, run, world)
                 with suppress(OSError):  # of a full disk, which must not fail a complete run
-                    run.clean_exit(place.rank).touch()
-            with paths.done(place.rank).open("ab") as file:
+                    run.clean_exit(world.rank).touch()
+            with paths.done(world.rank).open("ab") as file:
                 file.write(UNFIT if graph_capture.broken_capture() else FIT)
             user_code.forget()
             memory.give_back_garbage()
