@@ -196,19 +196,19 @@ def test_points_without_room_for_two_run_in_turn_with_a_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sized(monkeypatch, 2)
-    reason = parallel.why_in_turn([point(1), point(2)]) or ""
+    reason = resources.why_in_turn([point(1), point(2)]) or ""
     assert "2 cores" in reason
     assert "launch.threads_per_worker=1" in reason
     narrow = [point(1, "launch.threads_per_worker=1"), point(2, "launch.threads_per_worker=1")]
-    reason = parallel.why_in_turn(narrow) or ""
+    reason = resources.why_in_turn(narrow) or ""
     assert reason
     assert "launch.threads_per_worker" not in reason
-    assert parallel.why_in_turn([*narrow, narrow[0]]) is None
-    assert parallel.why_in_turn(narrow[:1]) == "", "one point has no others"
+    assert resources.why_in_turn([*narrow, narrow[0]]) is None
+    assert resources.why_in_turn(narrow[:1]) == "", "one point has no others"
     alone = compose("local_batch=8", "launch.threads_per_worker=1")
-    assert parallel.why_in_turn([*narrow, alone]) == ""
+    assert resources.why_in_turn([*narrow, alone]) == ""
     sized(monkeypatch, 8, num_gpus=1)
-    assert "1 GPU and 8 cores" in (parallel.why_in_turn([point(1), point(1)]) or "")
+    assert "1 GPU and 8 cores" in (resources.why_in_turn([point(1), point(1)]) or "")
 
 
 def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:

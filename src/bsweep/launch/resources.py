@@ -5,12 +5,16 @@ GPU or a core.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 
+from bsweep.config import launch
 from bsweep.config.run import RunConfig
 from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import num_cores, usable_cores
+from bsweep.core.words import counted
 
 
 @dataclass(frozen=True)
@@ -81,3 +85,28 @@ def amount_for(config: RunConfig) -> Amount:
     threads = config.launch.threads_per_worker or max(1, cores // (gpus or workers))
     servers = 0 if gpus else config.num_server_processes
     return Amount(min(cores, threads * workers + servers), min(gpus, workers))
+
+
+def why_in_turn(configs: Sequence[RunConfig]) -> str | None:
+    """Return None if points can run at once: `launch.parallel` asks for that, and this machine has
+    room for two of them. Otherwise return the reason, or an empty text if nobody asked for that.
+    """
+    if len(configs) < 2 or most_at_once(configs) == 1:
+        return ""
+    machine, amounts = of_machine(configs), Counter(map(amount_for, configs))
+    for amount, other in combinations_with_replacement(amounts, 2):
+        if (amount != other or amounts[amount] > 1) and machine.first(amount + other):
+            return None
+    gpus = f"{counted(len(machine.gpus), 'GPU')} and " if machine.gpus else ""
+    remedy = " Workers take all cores by default: give for example launch.threads_per_worker=1."
+    if gpus or len(machine.cores) == 1 or all(c.launch.threads_per_worker for c in configs):
+        remedy = ""
+    return (
+        f"launch.parallel: points run one after another, because this machine's {gpus}"
+        f"{counted(len(machine.cores), 'core')} have no room for two points.{remedy}"
+    )
+
+
+def most_at_once(configs: Iterable[RunConfig]) -> float:
+    """Return the largest number of the given points that `launch.parallel` lets run at once."""
+    return min(launch.most_at_once(config.launch) for config in configs)

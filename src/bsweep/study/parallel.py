@@ -10,17 +10,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import combinations_with_replacement
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 
-from bsweep.config.launch import most_at_once
 from bsweep.config.run import RunConfig
 from bsweep.core import signals, terminal
-from bsweep.core.words import counted
 from bsweep.launch import resources
 from bsweep.launch.resources import Resources
 from bsweep.runlog.files import RunPaths, write_json
@@ -39,30 +35,6 @@ given function a few times a second meanwhile.
 """
 
 
-def why_in_turn(configs: Sequence[RunConfig]) -> str | None:
-    """Return None if points can run at once: `launch.parallel` asks for that, and this machine has
-    room for two of them. Otherwise return the reason, or an empty text if nobody asked for that.
-    """
-    if len(configs) < 2 or _most_at_once(configs) == 1:
-        return ""
-    machine, amounts = resources.of_machine(configs), Counter(map(resources.amount_for, configs))
-    for amount, other in combinations_with_replacement(amounts, 2):
-        if (amount != other or amounts[amount] > 1) and machine.first(amount + other):
-            return None
-    gpus = f"{counted(len(machine.gpus), 'GPU')} and " if machine.gpus else ""
-    remedy = " Workers take all cores by default: give for example launch.threads_per_worker=1."
-    if gpus or len(machine.cores) == 1 or all(c.launch.threads_per_worker for c in configs):
-        remedy = ""
-    return (
-        f"launch.parallel: points run one after another, because this machine's {gpus}"
-        f"{counted(len(machine.cores), 'core')} have no room for two points.{remedy}"
-    )
-
-
-def _most_at_once(configs: Sequence[RunConfig]) -> float:
-    return min(most_at_once(config.launch) for config in configs)
-
-
 def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
     """Run points, as many at once as `launch.parallel` allows and this machine has room for, and
     return the status of each.
@@ -76,7 +48,7 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
     """
     provenance()  # a child sees only the cores to which it is bound
     machine = resources.of_machine(configs)
-    most = min(_most_at_once(configs), len(machine.cores))
+    most = min(resources.most_at_once(configs), len(machine.cores))
     received, num_passed = list[int](), 0  # the signals that came
     waiting = {index: resources.amount_for(config) for index, config in enumerate(configs)}
     running, ended, statuses = list[_Child](), list[_Child](), dict[int, str]()

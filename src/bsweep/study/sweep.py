@@ -16,7 +16,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import terminal
 from bsweep.core.whole_files import explained, is_full
-from bsweep.launch import hosts_check
+from bsweep.launch import hosts_check, resources
 from bsweep.launch.pool import ProcessPool
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.study import checks, claims, commands, parallel, states
@@ -91,7 +91,7 @@ class Sweep:
                 config = self._points[folder]
                 self._progress.skip(config, why_skipped(config, result))
             statuses = dict(self._results)
-            why_in_turn = parallel.why_in_turn(self._left)
+            why_in_turn = resources.why_in_turn(self._left)
             if why_in_turn is None:
                 folders = [config.folder for config in self._left]
                 statuses |= zip(folders, self._run_at_once(), strict=True)
