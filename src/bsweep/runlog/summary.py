@@ -100,15 +100,13 @@ def _last_scores(
 class Ending:
     """The contents of a run's `summary.json` and `meta.json`.
 
-    `summary` is None if the run has not ended. `damage` is a text on a damaged file, which is one
-    of the two or, of a run that has ended, that of its records. `is_readable` is False if it is one
-    of the two: they are empty then.
+    `summary` is None if the run has not ended. `damage` is a text on a damaged file: one of the
+    two, which are None and empty then or, of a run that has ended, that of its records.
     """
 
     summary: Mapping[str, Any] | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     damage: str = ""
-    is_readable: bool = True
 
     @property
     def status(self) -> Status | None:
@@ -127,7 +125,7 @@ def read_ending(paths: RunPaths) -> Ending:
     try:
         summary, meta = read_summary(paths), read_meta(paths)
     except Damaged as error:
-        return Ending(damage=str(error), is_readable=False)
+        return Ending(damage=str(error))
     return Ending(summary, meta, damage_of_records(paths, summary) if summary else "")
 
 

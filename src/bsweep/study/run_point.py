@@ -224,7 +224,7 @@ def read_earlier(paths: RunPaths) -> Earlier:
     if ending.status in states.RESULTS:
         return Earlier(result=ending.status)
     checkpoint, lost = soundest(paths)
-    if checkpoint is None or not ending.is_readable:
+    if checkpoint is None or (ending.damage and not ending.summary):
         damage = lost or ending.damage or damage_of_records(paths, ending.summary)
         return Earlier(damage=damage.removesuffix(f". {reading.REMEDY}"))
     facts = checkpoint.facts()
