@@ -57,7 +57,8 @@ def outcome(
             meanwhile.
         timeout: A message on what took too long; empty if nothing did.
     """
-    errors = _errors(request)
+    files = {rank: request.paths.rank_logs(rank) / "error.json" for rank in request.ranks}
+    errors = {rank: error for rank, file in files.items() if (error := read_json(file))}
     silent = [(rank, code) for rank, code in failures if rank not in errors]
     causes = [rank for rank, error in errors.items() if not error["is_consequence"]]
     if not any(_signal(code) == signal.SIGKILL for _, code in silent):
@@ -72,7 +73,8 @@ def outcome(
         if not failures:
             message = f"{_why_command_ended(request.paths, text, codes)}; see {console}"
             return Outcome("failed", message, can_be_retried=True)
-    return _outcome_of_codes(request, failures, silent, is_starved)
+    without_error = [rank for rank in request.ranks if rank not in errors]
+    return _outcome_of_codes(request, failures, without_error, is_starved)
 
 
 def _outcome_of_error(request: LaunchRequest, rank: int, error: Mapping[str, Any]) -> Outcome:
@@ -103,13 +105,14 @@ def _outcome_of_timeout(request: LaunchRequest, timeout: str) -> Outcome:
 
 
 def _outcome_of_codes(
-    request: LaunchRequest, failures: Ends, silent: Ends, is_starved: bool
+    request: LaunchRequest, failures: Ends, without_error: Sequence[int], is_starved: bool
 ) -> Outcome:
     """Return the outcome of a failed point, with a message that names the process that most likely
     failed first, and its exit code or signal.
 
-    The pairs in `silent` are those of `failures` whose process recorded no error.
+    The processes `without_error` recorded none.
     """
+    silent = [end for end in failures if end[0] in without_error]
     killed = [end for end in silent if _signal(end[1]) == signal.SIGKILL]
     crashed = [end for end in silent if _signal(end[1]) not in (None, signal.SIGTERM)]
     rank, code = (killed or crashed or silent or failures)[0]
@@ -127,18 +130,12 @@ def _outcome_of_codes(
     apart = "" if killed else _unequal_steps(request)
     message = f"{process} {_cause(code)}{apart}"
     # A launcher may first notice a process that waited for the ones that really failed.
-    if not silent and not apart and (others := _silent_processes(request)):
+    if not silent and not apart and (others := _ends_without_error(request, without_error)):
         message = f"{others}; then {message}"
     lines = _last_lines(request.paths, rank)
     full = _full_disk(request.paths, "" if number == signal.SIGBUS else lines)
     message = f"{message}: {full}" if full else f"{message}\n{lines}".strip()
     return Outcome("failed", message, can_be_retried=bool(full) or not apart)
-
-
-def _errors(request: LaunchRequest) -> dict[int, dict[str, Any]]:
-    """Return the errors that processes of a run recorded, by rank."""
-    files = {rank: request.paths.rank_logs(rank) / "error.json" for rank in request.ranks}
-    return {rank: error for rank, file in files.items() if (error := read_json(file))}
 
 
 def _host_of(config: RunConfig, rank: int) -> str | None:
@@ -170,14 +167,12 @@ def _full_disk(paths: RunPaths, text: str) -> str:
     return next(filter(None, reasons), "")
 
 
-def _silent_processes(request: LaunchRequest) -> str:
-    """Return which processes ended without an error of their own, and how; an empty text if there
-    are none.
+def _ends_without_error(request: LaunchRequest, silent: Sequence[int]) -> str:
+    """Return how the processes ended that recorded no error; an empty text if there are none.
 
     Of ranks of the user's own program, the text also has the epochs that they have ended.
     """
-    name, errors = request.config.process_name, _errors(request)
-    silent = [rank for rank in request.ranks if rank not in errors]
+    name = request.config.process_name
     if clean := [rank for rank in silent if request.paths.clean_exit(rank).exists()]:
         taken = [*filter(None, (read_taken(request.paths.taken(rank)) for rank in clean))]
         ended = [  # an attempt that resumed has nothing of the epochs before
