@@ -137,7 +137,7 @@ def may_capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Capture], None]:
     """Graphs on the CPU, by something in place of a capture."""
 
     def use(capture: Capture) -> None:
-        monkeypatch.setattr(graph_capture, "no_graph", lambda _: "")
+        monkeypatch.setattr(graph_capture, "may_capture", lambda _: True)
         monkeypatch.setattr(graph_capture, "_broken", [])
         monkeypatch.setattr(graphs, "capture", capture)
 
@@ -253,18 +253,16 @@ def test_one_worker_without_a_graph_leaves_all_without(
 ) -> None:
     job = prepared(tmp_path, *SMALL)
     may_capture(calls_again([]))
-    for reason, broke_off in (
-        ("", False),
-        ("there is not enough memory", True),
-        ("it is slow", False),
+    for outcome, reason, is_said in (
+        (graph_capture._CAPTURED, "", False),
+        (graph_capture._FAILED, "there is not enough memory", True),
+        (graph_capture._NOT_TRIED, "", False),
     ):
-        other = {"reason": reason, "weight": int(broke_off)}
+        other = {"outcome": outcome, "reason": reason}
         monkeypatch.setattr(job.strategy, "gather_json", lambda own, other=other: [own, other])
         warnings = graph_capture.capture(job)
-        assert bool(job.graphs) == (not reason)
-        assert [f"rank 1: {reason}" in warning.message for warning in warnings] == [
-            True
-        ] * broke_off
+        assert bool(job.graphs) == (outcome == graph_capture._CAPTURED)
+        assert [f"rank 1: {reason}" in warning.message for warning in warnings] == [True] * is_said
 
 
 @pytest.mark.parametrize(

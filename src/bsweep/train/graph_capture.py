@@ -21,8 +21,8 @@ from bsweep.train.job import Job
 # even in bf16.
 _TOLERANCE = 0.1
 
-# How serious it is that a worker has no graph: it was not tried, it failed, its capture broke off.
-_KNOWN, _FAILED, _BROKEN = range(3)
+# What became of a worker's capture, by how serious it is; `_BROKEN` if it broke off.
+_CAPTURED, _NOT_TRIED, _FAILED, _BROKEN = range(4)
 
 _broken: list[BrokenCapture] = []  # in the runs of this process, also in other workers
 
@@ -55,45 +55,37 @@ def capture(job: Job) -> list[Event]:
     if not job.config.graph:
         return []
     graphs = Graphs(job.policy.of_batches(job.config.worker_batches))
-    reason, weight = _tried(job, graphs)
-    every = job.strategy.gather_json({"reason": reason, "weight": weight})
-    reasons = [
-        (answer["weight"], rank, answer["reason"])
-        for rank, answer in enumerate(every)
-        if answer["reason"]
-    ]
-    if not reasons:
+    outcome, reason = _try(job, graphs)
+    answers = job.strategy.gather_json({"outcome": outcome, "reason": reason})
+    worst = max(answers, key=itemgetter("outcome"))
+    if worst["outcome"] == _CAPTURED:
         job.graphs = graphs
         return []
     # Either all workers use graphs or none does. The record speaks for all workers, and the others
     # would wait at each step for a worker without a graph.
     graphs.drop()
-    weight, rank, reason = max(reasons, key=itemgetter(0))
-    if len(every) > 1:
-        reason = f"rank {rank}: {reason}"
-    if weight == _BROKEN:
+    if worst["outcome"] == _NOT_TRIED:
+        return []
+    rank = f"rank {answers.index(worst)}: " if len(answers) > 1 else ""
+    reason = rank + worst["reason"]
+    if worst["outcome"] == _BROKEN:
         _broken.append(BrokenCapture(reason))
     message = (
         "no CUDA graph is used: the host launches the kernels of steps one by one "
         f"({reason}); graph=false saves the memory of the attempt"
     )
-    return [Event(event="warning", message=message)] if weight else []
+    return [Event(event="warning", message=message)]
 
 
-def no_graph(job: Job) -> str:
-    """Return the reason why it is useless to try to capture this worker's passes as a CUDA graph;
-    return "" if there is none.
+def may_capture(job: Job) -> bool:
+    """Return True if this worker's passes run on a GPU, and neither a slowdown nor examples that
+    are streamed nor an exchange within the backward pass rules a CUDA graph out.
     """
     in_passes = job.config.strategy.can.exchanges_in_passes
-    if job.device.type != "cuda":
-        return "there is no GPU"
-    if job.slowdown:
-        return "launch.slowdown stretches the passes"
-    if job.dataset.train.streams:
-        return "the examples are streamed to the GPU (data.device)"
-    if isinstance(job.strategy, InBackward) if in_passes is None else in_passes:
-        return f"strategy={job.config.strategy.name} exchanges within the backward pass"
-    return ""
+    if in_passes is None:  # a strategy of the user's own
+        in_passes = isinstance(job.strategy, InBackward)
+    is_plain = not (job.slowdown or job.dataset.train.streams or in_passes)
+    return job.device.type == "cuda" and is_plain
 
 
 def drop_left(job: Job, shares: tuple[plan.Share, ...]) -> None:
@@ -108,33 +100,32 @@ def drop_left(job: Job, shares: tuple[plan.Share, ...]) -> None:
         job.graphs.drop()
 
 
-def _tried(job: Job, graphs: Graphs) -> tuple[str, int]:
+def _try(job: Job, graphs: Graphs) -> tuple[int, str]:
     """Try to capture CUDA graphs and to compute with them, without a trace in the model.
 
-    Return why this worker cannot have graphs, "" if it can, and how serious that is.
+    Return what became of it, and why this worker cannot have graphs if it failed.
     """
-    if reason := no_graph(job):
-        return reason, _KNOWN
+    if not may_capture(job):
+        return _NOT_TRIED, ""
     if earlier := broken_capture():
         reason = (
             "a capture broke off earlier in this process, which would lose more memory with each "
             f"other: {earlier}. Only a new process can try again: type the command again for the "
             "points that need a graph"
         )
-        return reason, _FAILED
+        return _FAILED, reason
     try:
         with job.restoring():
             _capture_and_check(job, graphs)
     except RuntimeError as error:
         first, *_ = str(error).splitlines() or [type(error).__name__]
+        problem, outcome = "the passes cannot be captured", _FAILED
         if isinstance(error, BrokenCapture):
-            return f"the passes cannot be captured: {first}", _BROKEN
-        if memory.is_out_of_memory(error):
-            what = "there is not enough memory for graphs and for passes without them"
-        else:
-            what = "the passes cannot be captured"
-        return f"{what}: {first}", _FAILED
-    return "", _KNOWN
+            outcome = _BROKEN
+        elif memory.is_out_of_memory(error):
+            problem = "there is not enough memory for graphs and for passes without them"
+        return outcome, f"{problem}: {first}"
+    return _CAPTURED, ""
 
 
 def _capture_and_check(job: Job, graphs: Graphs) -> None:
