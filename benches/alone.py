@@ -141,6 +141,6 @@ def job_of(config: RunConfig, world: World) -> Job:
 
 
 def step_of(job: Job, size: int) -> Program:
-    batch = torch.arange(size, device=job.dataset.train_labels.device)
+    batch = torch.arange(size, device=job.dataset.train.labels.device)
     job.training_model.train()
     return lambda: step.train_step(job, batch, batch, job.inputs.crops(1, job.config.seed))

@@ -93,7 +93,7 @@ def plain_optimizer(job: Job, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def ready(dataset: Dataset, device: torch.device, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch that needs no more work: float images or tokens, and classes."""
-    examples, labels, _ = dataset.train.take(torch.arange(size, device=dataset.train_labels.device))
+    examples, labels, _ = dataset.train.take(torch.arange(size, device=dataset.train.labels.device))
     inputs = (
         examples.float() / 255
         if examples.dtype == torch.uint8 and examples.dim() == 4

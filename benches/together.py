@@ -144,7 +144,7 @@ def configs(case: alone.Case, size: int, folder: Path) -> dict[str, RunConfig]:
 
 
 def of_job(job: Job, size: int) -> Program:
-    batch = torch.arange(2 * size, device=job.dataset.train_labels.device)
+    batch = torch.arange(2 * size, device=job.dataset.train.labels.device)
     part = plan.even_part(batch, job.world.rank, 2)
     job.training_model.train()
     return lambda: step.train_step(job, batch, part, job.inputs.crops(1, job.config.seed))

@@ -28,7 +28,7 @@ from bsweep.config.data import (
 )
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.data import cache, digits
-from bsweep.data.dataset import Dataset, balanced_subset, channel_statistics
+from bsweep.data.dataset import Dataset, Part, balanced_subset, channel_statistics
 from tests.support.refusing import refused
 
 CPU = torch.device("cpu")
@@ -44,8 +44,8 @@ def check_contract(config: AnyData) -> Dataset:
     """What the training loop counts on, for any data set."""
     info, dataset = data.prepare(config), data.load(config, CPU)
     for images, labels in (
-        (dataset.train_inputs, dataset.train_labels),
-        (dataset.test_inputs, dataset.test_labels),
+        (dataset.train.inputs, dataset.train.labels),
+        (dataset.test.inputs, dataset.test.labels),
     ):
         assert images.dtype == torch.uint8
         assert images.is_contiguous()
@@ -53,7 +53,7 @@ def check_contract(config: AnyData) -> Dataset:
         assert labels.dtype == torch.int64
         assert labels.shape == (len(images),)
         assert 0 <= int(labels.min()) <= int(labels.max()) < len(info.classes)
-    assert (len(dataset.train_labels), len(dataset.test_labels)) == (info.num_train, info.num_test)
+    assert (len(dataset.train), len(dataset.test)) == (info.num_train, info.num_test)
     assert dataset.classes == info.classes
     assert dataset.num_classes == info.num_classes == len(info.classes)
     assert dataset.mean is not None
@@ -61,8 +61,8 @@ def check_contract(config: AnyData) -> Dataset:
     assert dataset.mean.dtype == dataset.std.dtype == torch.float32
     assert dataset.mean.shape == dataset.std.shape == (info.shape[0],)
     again = data.load(config, CPU)
-    assert torch.equal(dataset.train_inputs, again.train_inputs)
-    assert torch.equal(dataset.train_labels, again.train_labels)
+    assert torch.equal(dataset.train.inputs, again.train.inputs)
+    assert torch.equal(dataset.train.labels, again.train.labels)
     return dataset
 
 
@@ -88,11 +88,11 @@ def test_subsets_are_balanced_and_nested() -> None:
     smaller: set[bytes] = set()
     for size in (1, 5, 23, 100):
         dataset = check_contract(replace(DIGITS, subset=size))
-        counts = torch.bincount(dataset.train_labels, minlength=10)
+        counts = torch.bincount(dataset.train.labels, minlength=10)
         assert counts.sum() == size
         assert counts.max() - counts.min() <= 1
-        assert len(dataset.test_labels) == 360
-        larger = {image.numpy().tobytes() for image in dataset.train_inputs}
+        assert len(dataset.test) == 360
+        larger = {image.numpy().tobytes() for image in dataset.train.inputs}
         assert smaller < larger
         smaller = larger
     refuses(replace(DIGITS, subset=1438), "data.subset=1438", "training set of 1437", "null")
@@ -101,10 +101,11 @@ def test_subsets_are_balanced_and_nested() -> None:
 def test_a_class_with_too_few_examples_gives_all() -> None:
     labels = torch.tensor([0] * 10 + [1] * 2 + [2] * 10)
     images = torch.arange(22, dtype=torch.uint8).view(22, 1, 1, 1)
-    dataset = Dataset(images, labels, images, labels, ("a", "b", "c"), 3)
+    part = Part(images, labels)
+    dataset = Dataset(part, part, ("a", "b", "c"), 3)
     subset = balanced_subset(dataset, 11)
-    assert sorted(torch.bincount(subset.train_labels).tolist()) == [2, 4, 5]
-    assert torch.equal(labels[subset.train_inputs.flatten().long()], subset.train_labels)
+    assert sorted(torch.bincount(subset.train.labels).tolist()) == [2, 4, 5]
+    assert torch.equal(labels[subset.train.inputs.flatten().long()], subset.train.labels)
 
 
 # Digits
@@ -125,9 +126,9 @@ def test_digits_are_scikit_learns() -> None:
 def test_digits_split_is_stratified() -> None:
     dataset = check_contract(DIGITS)
     assert data.prepare(DIGITS) == data.DataInfo(1437, 360, (3, 32, 32), tuple("0123456789"), 10)
-    train, test = (torch.bincount(labels) for labels in (dataset.train_labels, dataset.test_labels))
+    train, test = (torch.bincount(labels) for labels in (dataset.train.labels, dataset.test.labels))
     assert ((test - (train + test) / 5).abs() < 1).all()
-    assert dataset.train_inputs.max() == 255
+    assert dataset.train.inputs.max() == 255
 
 
 # Synthetic
@@ -137,10 +138,10 @@ def test_synthetic_images_have_their_shape_and_can_be_learned() -> None:
     dataset = check_contract(SYNTHETIC)
     assert data.prepare(SYNTHETIC) == data.DataInfo(300, 50, (3, 16, 12), tuple("0123456"), 7)
     prototypes = torch.stack(
-        [dataset.train_inputs[dataset.train_labels == c].float().mean(0) for c in range(7)]
+        [dataset.train.inputs[dataset.train.labels == c].float().mean(0) for c in range(7)]
     )
-    distance = torch.cdist(dataset.test_inputs.float().flatten(1), prototypes.flatten(1))
-    assert torch.equal(distance.argmin(1), dataset.test_labels)
+    distance = torch.cdist(dataset.test.inputs.float().flatten(1), prototypes.flatten(1))
+    assert torch.equal(distance.argmin(1), dataset.test.labels)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (4, 3, 40)])
@@ -179,9 +180,9 @@ def cache_file() -> Path:
 def test_an_image_folder_holds_its_images(folder: Path) -> None:
     dataset = check_contract(image_folder(folder))
     assert dataset.classes == ("cat", "dog")
-    assert dataset.train_labels.tolist() == [0] * 4 + [1] * 4
-    assert dataset.train_inputs[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
-    assert dataset.test_inputs[:, 2, 7, 7].tolist() == [50, 150]
+    assert dataset.train.labels.tolist() == [0] * 4 + [1] * 4
+    assert dataset.train.inputs[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
+    assert dataset.test.inputs[:, 2, 7, 7].tolist() == [50, 150]
     assert dataset.mean is not None
     assert dataset.mean[0].item() == pytest.approx(51.5 / 255)
 
@@ -190,13 +191,13 @@ def test_a_flat_folder_of_classes_is_divided_by_class(folder: Path) -> None:
     root = folder / "train"
     write_image(root / "cat/4.png", 4)
     dataset = check_contract(image_folder(root, test_share=0.3))
-    assert dataset.train_labels.tolist() == [0] * 3 + [1] * 3
-    assert dataset.test_labels.tolist() == [0] * 2 + [1]
-    both = [*dataset.train_inputs[:, 0, 0, 0].tolist(), *dataset.test_inputs[:, 0, 0, 0].tolist()]
+    assert dataset.train.labels.tolist() == [0] * 3 + [1] * 3
+    assert dataset.test.labels.tolist() == [0] * 2 + [1]
+    both = [*dataset.train.inputs[:, 0, 0, 0].tolist(), *dataset.test.inputs[:, 0, 0, 0].tolist()]
     assert sorted(both) == [0, 1, 2, 3, 4, 100, 101, 102, 103]
     shutil.copytree(root, folder / "copy")
     again = data.load(image_folder(folder / "copy", test_share=0.3), CPU)
-    assert torch.equal(again.test_inputs, dataset.test_inputs)
+    assert torch.equal(again.test.inputs, dataset.test.inputs)
     refuses(image_folder(folder, test_share=0.3), "holds train/ and test/ already. Leave data.test")
     refuses(image_folder(folder / "test", test_share=0.3), "cat holds one image", "two or more")
     refuses(image_folder(root), "<class>/ alone with data.test_share=0.2")
@@ -210,8 +211,8 @@ def test_broken_images_are_left_out_and_counted(folder: Path) -> None:
     assert not list(cache.cache_folder().glob("*.safetensors"))
     config = image_folder(folder, skip_broken=True)
     dataset = check_contract(config)
-    assert dataset.train_inputs[:, 0, 0, 0].tolist() == [1, 2, 3, 100, 101, 102, 103]
-    assert dataset.train_labels.tolist() == [0] * 3 + [1] * 4
+    assert dataset.train.inputs[:, 0, 0, 0].tolist() == [1, 2, 3, 100, 101, 102, 103]
+    assert dataset.train.labels.tolist() == [0] * 3 + [1] * 4
     assert "left out 2 files" in data.prepare(config).notes[0]
     (folder / "test/dog/0.png").write_text("no image")
     refuses(config, "no image of the class dog that is to test on")
@@ -220,21 +221,20 @@ def test_broken_images_are_left_out_and_counted(folder: Path) -> None:
 def test_validation_examples_are_taken_of_each_class_and_never_trained_on() -> None:
     config = replace(SYNTHETIC, validation_share=0.2)
     whole, held = data.load(SYNTHETIC, CPU), data.load(config, CPU)
-    assert held.validation_inputs is not None
-    assert held.validation_labels is not None
-    assert data.prepare(config).num_train == len(held.train_labels) == 240
-    counts, of_whole = held.validation_labels.bincount(), whole.train_labels.bincount()
+    assert held.validation is not None
+    assert data.prepare(config).num_train == len(held.train) == 240
+    counts, of_whole = held.validation.labels.bincount(), whole.train.labels.bincount()
     assert (counts - 0.2 * of_whole).abs().max() <= 1
-    parts = torch.cat([held.train_inputs, held.validation_inputs]).flatten(1)
-    assert torch.equal(parts.unique(dim=0), whole.train_inputs.flatten(1).unique(dim=0))
-    assert torch.equal(held.test_inputs, whole.test_inputs)
+    parts = torch.cat([held.train.inputs, held.validation.inputs]).flatten(1)
+    assert torch.equal(parts.unique(dim=0), whole.train.inputs.flatten(1).unique(dim=0))
+    assert torch.equal(held.test.inputs, whole.test.inputs)
     assert held.mean is not None
     assert whole.mean is not None
     assert torch.equal(held.mean, whole.mean), "docs/results.md says so"
     assert len(held.evaluated) == 60
-    again = data.load(replace(config, subset=50), CPU).validation_inputs
+    again = data.load(replace(config, subset=50), CPU).validation
     assert again is not None
-    assert torch.equal(again, held.validation_inputs)
+    assert torch.equal(again.inputs, held.validation.inputs)
 
 
 def test_images_are_converted_resized_and_cropped(folder: Path) -> None:
@@ -250,10 +250,10 @@ def test_images_are_converted_resized_and_cropped(folder: Path) -> None:
     Image.fromarray(exact).save(train / "0.png")
     (train / ".hidden").write_text("no image")
     dataset = check_contract(image_folder(folder))
-    assert np.array_equal(dataset.train_inputs[0].numpy(), exact.transpose(2, 0, 1))
+    assert np.array_equal(dataset.train.inputs[0].numpy(), exact.transpose(2, 0, 1))
     names = ["0", "1", "2", "3", "deep", "palette", "sixteen", "transparent", "wide"]
     means = dict(
-        zip(names, dataset.train_inputs.double().mean(dim=(1, 2, 3)).tolist(), strict=False)
+        zip(names, dataset.train.inputs.double().mean(dim=(1, 2, 3)).tolist(), strict=False)
     )
     assert means["deep"] == pytest.approx(200, abs=1)
     assert means["sixteen"] == 200
@@ -282,17 +282,17 @@ def test_images_are_decoded_once_and_again_if_anything_changes(
     after = data.load(image_folder(folder, side), CPU)
     assert "decoding" in capsys.readouterr().err
     if change == "side":
-        assert after.train_inputs.shape[-1] == side
+        assert after.train.inputs.shape[-1] == side
     else:
-        are_equal = torch.equal(before.train_inputs, after.train_inputs)
-        assert not are_equal or not torch.equal(before.train_labels, after.train_labels)
+        are_equal = torch.equal(before.train.inputs, after.train.inputs)
+        assert not are_equal or not torch.equal(before.train.labels, after.train.labels)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "emptied", "text", "class"])
 def test_a_damaged_cache_is_made_anew_and_said(
     folder: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = data.load(image_folder(folder), CPU).train_inputs.clone()
+    before = data.load(image_folder(folder), CPU).train.inputs.clone()
     path = cache_file()
     os.utime(path, (1000, 1000))
     data.load(image_folder(folder), CPU)  # reads all of an old file for its checksum, once
@@ -307,7 +307,7 @@ def test_a_damaged_cache_is_made_anew_and_said(
         }[damage]
     )
     dataset = data.load(image_folder(folder), CPU)
-    assert torch.equal(dataset.train_inputs, before)
+    assert torch.equal(dataset.train.inputs, before)
     assert dataset.classes == ("cat", "dog")
     assert f"{path} is damaged" in capsys.readouterr().err
     data.load(image_folder(folder), CPU)
@@ -316,7 +316,7 @@ def test_a_damaged_cache_is_made_anew_and_said(
 
 def _load_in_process(root: str, results: Any) -> None:
     dataset = data.load(image_folder(Path(root)), CPU)
-    results.put(int(dataset.train_inputs.long().sum()))
+    results.put(int(dataset.train.inputs.long().sum()))
 
 
 @pytest.mark.full
@@ -430,11 +430,11 @@ def test_cifar10_is_read(
     assert data.prepare(cifar10(tmp_path / "root")).num_train == 100
     train = np.concatenate([pixels[f"data_batch_{i}"] for i in range(1, 6)])
     for images, expected in (
-        (dataset.train_inputs, train),
-        (dataset.test_inputs, pixels["test_batch"]),
+        (dataset.train.inputs, train),
+        (dataset.test.inputs, pixels["test_batch"]),
     ):
         assert np.array_equal(images.numpy(), expected.reshape(-1, 3, 32, 32))
-    assert dataset.train_labels.tolist() == [i % 10 for i in range(20)] * 5
+    assert dataset.train.labels.tolist() == [i % 10 for i in range(20)] * 5
     assert dataset.classes[3] == "class3"
 
 

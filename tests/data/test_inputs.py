@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bsweep.data.inputs import crop_and_flip, crop_stream, draw, normalize
+from bsweep.data.inputs import crop_and_flip, draw, normalize
 
 MASK = (1 << 64) - 1
 
@@ -49,16 +49,12 @@ def some_images(count: int = 20, channels: int = 3, height: int = 8, width: int 
     )
 
 
-def drawn(images: torch.Tensor, stream: int, padding: int, flip: bool) -> torch.Tensor:
-    """What an epoch draws for a few examples at least."""
-    number = max(20, len(images))
-    return draw(number, stream, padding=padding, flip=flip, device=images.device)
-
-
 def cropped(
-    images: torch.Tensor, indices: torch.Tensor, *, stream: int, padding: int, flip: bool
+    images: torch.Tensor, indices: torch.Tensor, *, padding: int, flip: bool
 ) -> torch.Tensor:
-    draws = drawn(images, stream, padding, flip)
+    """Crops in an epoch of a few examples at least."""
+    number = max(20, len(images))
+    draws = draw(number, 5, 2, padding=padding, flip=flip, device=images.device)
     return crop_and_flip(images, indices, draws=draws, padding=padding)
 
 
@@ -70,7 +66,7 @@ def test_crops_are_those_of_the_reference(
 ) -> None:
     images = some_images(20, *shape)
     indices = torch.tensor([3, 0, 19, 7, 3])
-    crops = cropped(images[indices], indices, stream=crop_stream(5, 2), padding=padding, flip=flip)
+    crops = cropped(images[indices], indices, padding=padding, flip=flip)
     expected = [
         reference_crop(images[i], i, seed=5, epoch=2, padding=padding, flip=flip)
         for i in indices.tolist()
@@ -81,7 +77,7 @@ def test_crops_are_those_of_the_reference(
 
 def test_an_empty_part_is_an_empty_batch() -> None:
     images, none = some_images(), torch.tensor([], dtype=torch.int64)
-    crops = cropped(images[:0], none, stream=crop_stream(0, 1), padding=4, flip=True)
+    crops = cropped(images[:0], none, padding=4, flip=True)
     assert crops.shape == (0, 3, 8, 8)
 
 
@@ -100,11 +96,11 @@ def test_normalize_is_the_formula(memory_format: torch.memory_format, dtype: tor
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_gpu_crops_the_same_without_waiting_for_the_host() -> None:
     images, indices = some_images(), torch.tensor([3, 0, 19, 7])
-    expected = cropped(images[indices], indices, stream=crop_stream(5, 2), padding=4, flip=True)
+    expected = cropped(images[indices], indices, padding=4, flip=True)
     mean, std = torch.full((3,), 0.5).cuda(), torch.full((3,), 0.25).cuda()
     indices = indices.cuda()
     some = images.cuda()[indices]
-    draws = drawn(images.cuda(), crop_stream(5, 2), padding=4, flip=True)
+    draws = draw(len(images), 5, 2, padding=4, flip=True, device=torch.device("cuda"))
     torch.cuda.set_sync_debug_mode("error")
     try:
         crops = crop_and_flip(some, indices, draws=draws, padding=4)

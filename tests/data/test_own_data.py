@@ -84,40 +84,40 @@ def point(name: str, *more: str) -> RunConfig:
 def load(name: str, *more: str) -> Dataset:
     config = point(name, *more).data
     info, dataset = data.prepare(config), data.load(config, CPU)
-    assert info.shape == tuple(dataset.train_inputs.shape[1:])
-    assert info.num_train == len(dataset.train_labels)
-    assert (info.num_test, info.classes) == (len(dataset.test_labels), dataset.classes)
+    assert info.shape == tuple(dataset.train.inputs.shape[1:])
+    assert info.num_train == len(dataset.train)
+    assert (info.num_test, info.classes) == (len(dataset.test), dataset.classes)
     assert info.num_classes == dataset.num_classes
     return dataset
 
 
 def test_a_pair_of_tensors_is_taken_and_called_for_once(folder: Path) -> None:
     dataset = load("images")
-    assert dataset.train_inputs.shape == (60, 1, 8, 8)
-    assert dataset.train_inputs.dtype == torch.uint8
+    assert dataset.train.inputs.shape == (60, 1, 8, 8)
+    assert dataset.train.inputs.dtype == torch.uint8
     assert dataset.num_classes == 3
     assert dataset.classes == ()
     assert dataset.mean is not None
     load("images")
     assert (folder / "calls").read_text().count("called") == 1
-    assert len(load("images", "data.options={num_train: 40}").train_labels) == 40
+    assert len(load("images", "data.options={num_train: 40}").train) == 40
     assert (folder / "calls").read_text().count("called") == 2
 
 
 def test_pillow_images_become_bytes_and_keep_their_class_names() -> None:
     dataset = load("pictures")
-    assert dataset.train_inputs.shape == (10, 3, 6, 8)
+    assert dataset.train.inputs.shape == (10, 3, 6, 8)
     assert dataset.classes == ("dark", "bright")
-    assert dataset.train_inputs[:, 2, 5, 7].tolist() == list(range(10))
-    assert dataset.train_labels.dtype == torch.int64
-    assert dataset.train_labels.tolist() == [0, 1] * 5
+    assert dataset.train.inputs[:, 2, 5, 7].tolist() == list(range(10))
+    assert dataset.train.labels.dtype == torch.int64
+    assert dataset.train.labels.tolist() == [0, 1] * 5
 
 
 def test_floats_are_neither_bytes_nor_normalised() -> None:
     dataset = load("floats", "data.crop_padding=4")
-    assert dataset.train_inputs.dtype == torch.float32
+    assert dataset.train.inputs.dtype == torch.float32
     assert dataset.mean is dataset.std is None
-    assert dataset.train_inputs.shape == (12, 5)
+    assert dataset.train.inputs.shape == (12, 5)
 
 
 class _Examples(list[Any]):
@@ -165,7 +165,7 @@ def test_tokens_and_targets_are_no_classes() -> None:
     )
     assert targets.tokens_per_example is None
     assert targets.num_classes == 2
-    assert len(balanced_subset(targets, 3).train_labels) == 3
+    assert len(balanced_subset(targets, 3).train.labels) == 3
 
 
 @pytest.mark.parametrize(
@@ -221,11 +221,11 @@ def test_files_of_mnists_format_are_read(folder: Path) -> None:
         write_idx(folder / "MNIST/raw" / f"{name}-images-idx3-ubyte", pixels[part])
         write_idx(folder / "MNIST/raw" / f"{name}-labels-idx1-ubyte", labels[part])
     dataset = data.load(torchvision(folder, "MNIST"), CPU)
-    assert np.array_equal(dataset.train_inputs[:, 0].numpy(), pixels[:20])
-    assert dataset.test_labels.tolist() == labels[20:].tolist()
+    assert np.array_equal(dataset.train.inputs[:, 0].numpy(), pixels[:20])
+    assert dataset.test.labels.tolist() == labels[20:].tolist()
     assert len(dataset.classes) == 10
     assert data.prepare(torchvision(folder, "MNIST")).shape == (1, 28, 28)
-    assert data.load(torchvision(folder, "MNIST", side=8), CPU).train_inputs.shape == (20, 1, 8, 8)
+    assert data.load(torchvision(folder, "MNIST", side=8), CPU).train.inputs.shape == (20, 1, 8, 8)
 
 
 @pytest.mark.parametrize("dataset", get_args(TorchvisionDataset))
@@ -245,6 +245,6 @@ def test_inputs_and_labels_may_share_memory_and_be_bfloat16() -> None:
     images = torch.rand(6, 3, 4, 4, dtype=torch.bfloat16)
     both = images, images[:, 0, 0]
     found = examples.collected(both, both)
-    parts = [found.train_inputs, found.train_labels, found.test_inputs, found.test_labels]
+    parts = [found.train.inputs, found.train.labels, found.test.inputs, found.test.labels]
     assert len({part.untyped_storage().data_ptr() for part in parts}) == 4
-    assert torch.equal(found.train_inputs, images.float())
+    assert torch.equal(found.train.inputs, images.float())

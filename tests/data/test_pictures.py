@@ -60,12 +60,12 @@ def test_images_are_read_upright_whatever_their_tag_says(tmp_path: Path) -> None
         save(tmp_path / "f" / split / "b" / "0.png", Image.new("RGB", (SIDE, SIDE)))
     expected = torch.from_numpy(np.array(upright())).permute(2, 0, 1)
     dataset = folder_of(tmp_path / "f")
-    for images in (dataset.train_inputs, dataset.test_inputs):
+    for images in (dataset.train.inputs, dataset.test.inputs):
         assert all(torch.equal(image, expected) for image in images[: len(STORED)])
     opened = [Image.open(path) for path in sorted((tmp_path / "f/test/a").iterdir())]
     labels = [*range(2)] * 4
     of_own = examples.collected([*zip(opened, labels, strict=True)], [(upright(), 0)])
-    assert all(torch.equal(image, expected) for image in of_own.train_inputs)
+    assert all(torch.equal(image, expected) for image in of_own.train.inputs)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_deep_grey_levels_keep_the_bits_that_the_data_set_uses(
         save(tmp_path / "f" / split / "b" / "0.png", dark)
     expected = torch.from_numpy((levels >> (bits - 8)).astype(np.uint8))
     dataset = folder_of(tmp_path / "f")
-    assert torch.equal(dataset.test_inputs[0, 0], expected)
+    assert torch.equal(dataset.test.inputs[0, 0], expected)
     assert torch.equal(
-        dataset.train_inputs[0, 0], torch.from_numpy((levels // 2 >> (bits - 8)).astype(np.uint8))
+        dataset.train.inputs[0, 0], torch.from_numpy((levels // 2 >> (bits - 8)).astype(np.uint8))
     )
     of_own = examples.collected([(dark, 0), (dark, 1)], [(bright, 0)])
-    assert torch.equal(of_own.test_inputs[0, 0], expected)
+    assert torch.equal(of_own.test.inputs[0, 0], expected)
     for notes in (dataset.notes, of_own.notes):
         assert notes[0].endswith(f"that {2**bits - 1} is white")
         assert len(notes) == 1

@@ -111,24 +111,29 @@ def test_what_fits_is_kept_on_the_device(
     monkeypatch.setattr(datasets, "free_bytes", lambda device: free)
     meta = placed(synthetic(), torch.device("meta"), wanted)  # type: ignore[arg-type]
     on_device = tuple(
-        tensor.device.type == "meta" for tensor in (meta.train_labels, meta.test_labels)
+        tensor.device.type == "meta" for tensor in (meta.train.labels, meta.test.labels)
     )
     assert on_device == tuple(not part for part in streams)
     assert meta.mean is not None
     assert meta.mean.device.type == "meta"
-    assert meta.train_inputs.device == meta.train_labels.device
+    assert meta.train.inputs.device == meta.train.labels.device
 
 
 def test_on_a_cpu_all_stays_where_it_is_mapped() -> None:
     dataset = synthetic()
     for wanted in ("auto", "cpu", "cuda"):
         again = placed(dataset, CPU, wanted)
-        assert again.train_inputs is dataset.train_inputs
+        assert again.train.inputs is dataset.train.inputs
         assert not again.train.streams
         assert not again.test.streams
 
 
 POINT = (*TINY, "model=tiny_cnn", "local_batch=8", "accumulation_steps=2", "epochs=2")
+
+
+def on_the_other_device(dataset: Dataset, *_: object) -> Dataset:
+    train, test = (Part(part.inputs, part.labels, OTHER) for part in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test)
 
 
 def test_a_run_on_streamed_examples_is_the_same_run(
@@ -138,7 +143,7 @@ def test_a_run_on_streamed_examples_is_the_same_run(
         return [epoch["test_loss"] for epoch in recorded(tmp_path / name, "epoch")]
 
     resident = train(tmp_path / "resident", *POINT, "data.flip=true")
-    monkeypatch.setattr(datasets, "placed", lambda dataset, *_: replace(dataset, device=OTHER))
+    monkeypatch.setattr(datasets, "placed", on_the_other_device)
     streamed = train(tmp_path / "streamed", *POINT, "data.flip=true")
     assert not resident.dataset.train.streams
     assert streamed.dataset.train.streams

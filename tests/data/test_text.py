@@ -32,10 +32,10 @@ def test_each_label_is_the_byte_after_its_input(tmp_path: Path) -> None:
     path.write_bytes(bytes(range(100, 120)))  # 15 to train on, 5 to test on
     dataset = data.load(text(path), CPU)
     rows = torch.arange(100, 112).view(3, 4)
-    assert dataset.train_inputs.tolist() == rows.tolist()
-    assert dataset.train_labels.tolist() == (rows + 1).tolist()
-    assert dataset.test_inputs.tolist() == [[115, 116, 117, 118]]
-    assert dataset.test_labels.tolist() == [[116, 117, 118, 119]]
+    assert dataset.train.inputs.tolist() == rows.tolist()
+    assert dataset.train.labels.tolist() == (rows + 1).tolist()
+    assert dataset.test.inputs.tolist() == [[115, 116, 117, 118]]
+    assert dataset.test.labels.tolist() == [[116, 117, 118, 119]]
     assert data.prepare(text(path)) == data.DataInfo(
         3, 1, (4,), (), 256, inputs="tokens", label_shape=(4,)
     )
@@ -46,13 +46,13 @@ def test_a_subset_of_a_text_is_random_repeatable_and_nested(tmp_path: Path) -> N
     whole, ten, again, five = (
         data.load(text(path, subset=size), CPU) for size in (None, 10, 10, 5)
     )
-    assert torch.equal(ten.train_inputs, again.train_inputs)
-    assert len(ten.train_inputs) == 10
-    assert torch.equal(ten.train_inputs[:, 1:], ten.train_labels[:, :-1])
-    rows = [{tuple(row) for row in dataset.train_inputs.tolist()} for dataset in (whole, ten, five)]
+    assert torch.equal(ten.train.inputs, again.train.inputs)
+    assert len(ten.train.inputs) == 10
+    assert torch.equal(ten.train.inputs[:, 1:], ten.train.labels[:, :-1])
+    rows = [{tuple(row) for row in dataset.train.inputs.tolist()} for dataset in (whole, ten, five)]
     assert rows[0] > rows[1] > rows[2]
-    assert not torch.equal(ten.train_inputs, whole.train_inputs[:10])
-    assert torch.equal(ten.test_inputs, whole.test_inputs)
+    assert not torch.equal(ten.train.inputs, whole.train.inputs[:10])
+    assert torch.equal(ten.test.inputs, whole.test.inputs)
 
 
 def save_tokenizer(path: Path, corpus: str) -> Path:
@@ -80,25 +80,25 @@ def test_a_tokenizers_tokens_spell_the_text_and_are_made_once(tmp_path: Path) ->
     definition = save_tokenizer(tmp_path / "tokenizer.json", path.read_text()[:50_000])
     config = text(path, tokenizer=str(definition), sequence_length=32)
     dataset = data.load(config, CPU)
-    assert dataset.train_inputs.dtype == torch.int32
+    assert dataset.train.inputs.dtype == torch.int32
     assert dataset.num_classes == 270
-    sizes = len(dataset.train_inputs), len(dataset.test_inputs)
+    sizes = len(dataset.train.inputs), len(dataset.test.inputs)
     assert data.prepare(config) == data.DataInfo(
         *sizes, (32,), (), 270, inputs="tokens", label_shape=(32,)
     )
-    assert torch.equal(dataset.train_inputs[:, 1:], dataset.train_labels[:, :-1])
-    spelled = Tokenizer.from_file(str(definition)).decode(dataset.train_inputs.flatten().tolist())
+    assert torch.equal(dataset.train.inputs[:, 1:], dataset.train.labels[:, :-1])
+    spelled = Tokenizer.from_file(str(definition)).decode(dataset.train.inputs.flatten().tolist())
     assert path.read_text().startswith(spelled)
     assert len(spelled) > 150_000
-    assert dataset.train_inputs.max() >= 256, "merges were used"
+    assert dataset.train.inputs.max() >= 256, "merges were used"
 
     (kept,) = cache.cache_folder().glob("*.safetensors")
     written = kept.stat().st_mtime_ns
     path.touch()
-    assert torch.equal(data.load(config, CPU).train_inputs, dataset.train_inputs)
+    assert torch.equal(data.load(config, CPU).train.inputs, dataset.train.inputs)
     assert kept.stat().st_mtime_ns == written
     write_text(path, 200_000)
-    assert len(data.load(config, CPU).train_inputs) < len(dataset.train_inputs)
+    assert len(data.load(config, CPU).train.inputs) < len(dataset.train.inputs)
 
 
 def test_what_cannot_be_a_text_is_named(tmp_path: Path) -> None:

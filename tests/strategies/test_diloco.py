@@ -93,7 +93,7 @@ class Simulation:
             layout: Any = {"dtype": torch.float64, "memory_format": torch.contiguous_format}
             inputs = normalize(torch.stack(crops), mean, std, **layout)
             self.inner[rank].zero_grad()
-            labels = self.dataset.train_labels[indices].long()
+            labels = self.dataset.train.labels[indices].long()
             F.cross_entropy(self.model(inputs), labels).backward()
             self.inner[rank].step()
             num_examples += len(indices)

@@ -41,7 +41,7 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
     dataset = data.load(config.data, cpu)
     model = models.initial(config, dataset, cpu, wide)
     inputs = Inputs(dataset, config.data, wide, layout)
-    loss_of = objective.build(model, dataset.train_labels)
+    loss_of = objective.build(model, dataset.train.labels)
     pieces = dict(models.pieces(config.model, model))
     delay_of = {
         id(tensor): delay
@@ -51,7 +51,7 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
     }
     vector = Vector(model)
     optimizer, first = optim.build(config.optimizer, vector), _copied(model)
-    num_train, losses = len(dataset.train_labels), []
+    num_train, losses = len(dataset.train), []
     for epoch in range(1, config.epochs + 1):
         order = plan.epoch_order(num_train, seed=config.seed, epoch=epoch)
         versions, position, total = [_copied(model)], 0, 0.0
@@ -71,7 +71,7 @@ def reference(config: RunConfig, stage_of: list[list[str]], delays: list[int]) -
             optimizer.step()
             versions.append(_copied(model))
             position, total = position + len(batch), total + float(loss.detach())
-        losses.append(total / dataset.train_labels.numel())
+        losses.append(total / dataset.train.labels.numel())
     with torch.no_grad():
         examples, labels = dataset.test.take(torch.arange(len(dataset.test)))[:2]
         outputs = model(inputs.convert(examples))

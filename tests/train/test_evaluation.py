@@ -98,8 +98,8 @@ def test_local_sgd_is_evaluated_where_workers_have_met() -> None:
 def test_ending_at_the_target_does_not_change_the_steps_to_target(tmp_path: Path) -> None:
     point = "model=tiny_cnn num_workers=2 strategy=allreduce local_batch=4 precision=fp32 study=s"
     more = "optimizer.lr=0.02 evaluate_every_examples=20 target_loss=2.1 epochs=12"
-    both = ("-m", "stop_at_target=true,false")
-    ran_ok("run", *both, *TINY, *point.split(), *more.split(), cwd=tmp_path)
+    sweep = ("-m", "stop_at_target=true,false")
+    ran_ok("run", *sweep, *TINY, *point.split(), *more.split(), cwd=tmp_path)
     ours, theirs = sorted(runs(tmp_path), key=lambda paths: len(read_records(paths.metrics)[0]))
     for paths in (ours, theirs):
         (event,) = recorded(paths.folder, "event")

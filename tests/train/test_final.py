@@ -62,7 +62,7 @@ def test_a_flat_folder_ends_in_weights_and_one_look_at_the_test_set(
     model = package.load_model(paths.folder)
     paths.config.write_text(saved)
     dataset = data.load(config.data, torch.device("cpu"))
-    assert len(dataset.test_labels) == 10
+    assert len(dataset.test) == 10
     assert dataset.mean is not None
     assert dataset.std is not None
     for part, score in (

@@ -93,7 +93,7 @@ def load(config: DataConfig, device: torch.device) -> Dataset:
     from bsweep.data.dataset import balanced_subset, placed, with_validation  # imports torch
 
     dataset: Dataset = load_object(config.builds).load(config)
-    if number := _num_validation(config, len(dataset.train_labels)):
+    if number := _num_validation(config, len(dataset.train)):
         dataset = with_validation(dataset, number)
     if config.subset is not None:
         dataset = balanced_subset(dataset, config.subset)

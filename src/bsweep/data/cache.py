@@ -46,16 +46,14 @@ def cached(name: str, build: Callable[[], Dataset]) -> Dataset:
 
     See `cached_tensors`.
     """
-    from bsweep.data.dataset import Dataset
+    from bsweep.data.dataset import Dataset, Part
 
     tensors, facts = cached_tensors(name, _divided(build))
-    info = _info(facts)
-    return Dataset(
-        **tensors,  # type: ignore[arg-type]
-        classes=info.classes,
-        num_classes=info.num_classes,
-        notes=info.notes,
+    train, test = (
+        Part(tensors[f"{part}_inputs"], tensors[f"{part}_labels"]) for part in ("train", "test")
     )
+    info, mean, std = _info(facts), tensors.get("mean"), tensors.get("std")
+    return Dataset(train, test, info.classes, info.num_classes, mean, std, notes=info.notes)
 
 
 def cached_info(name: str, build: Callable[[], Dataset]) -> DataInfo:
@@ -76,10 +74,12 @@ def _divided(build: Callable[[], Dataset]) -> Build:
     """
 
     def build_tensors() -> tuple[dict[str, Tensor], Facts]:
-        from torch import Tensor
-
         dataset = build()
-        tensors = {key: value for key, value in vars(dataset).items() if isinstance(value, Tensor)}
+        tensors: dict[str, Tensor] = {}
+        for name, part in (("train", dataset.train), ("test", dataset.test)):
+            tensors |= {f"{name}_inputs": part.inputs, f"{name}_labels": part.labels}
+        if dataset.mean is not None and dataset.std is not None:
+            tensors |= {"mean": dataset.mean, "std": dataset.std}
         return tensors, asdict(dataset.info)
 
     return build_tensors

@@ -25,50 +25,152 @@ _CHUNK = 256  # images counted at once
 _MOST_OF_FREE = 0.5  # the model and its activations need the rest
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """The training and test examples of a data set, and validation examples if there are any, as
-    tensors; those on the CPU are contiguous.
+Arrival = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
+"""The inputs, labels and indices of some examples on the device that computes, and the event that
+occurs when they have arrived there.
+"""
 
-    The tensors are on the device that trains, or on the CPU, from which they are streamed to that
-    device; see `train` and `test`.
+
+class Part:
+    """The training, test or validation examples of a data set, as tensors; those on the CPU are
+    contiguous. The method `take` returns the examples with given indices.
 
     An example is an image and its class, or T tokens of a text and the token that follows each of
-    them. In the user's own data, an input may be any tensor. Only images have `mean` and `std`, by
-    which they are normalised.
+    them. In the user's own data, an input may be any tensor.
+
+    If the examples are not on the device that computes, a thread gathers those of the coming steps
+    into pinned memory. It copies them on a CUDA stream of its own while the device computes the
+    previous step.
     """
 
-    train_inputs: (
-        Tensor  # images uint8 (N, C, H, W), or tokens uint8 or int32 (N, T), or others (N, ...)
-    )
-    # classes int64 (N,), or tokens uint8 or int32 (N, T), or targets in floating point (N, ...)
-    train_labels: Tensor
-    test_inputs: Tensor  # (M, ...)
-    test_labels: Tensor  # (M, ...)
+    def __init__(self, inputs: Tensor, labels: Tensor, device: torch.device | None = None) -> None:
+        """Store examples, which are on a device that computes or are streamed to it.
+
+        Args:
+            inputs: Images uint8 (N, C, H, W), tokens uint8 or int32 (N, T), or others (N, ...).
+            labels: Classes int64 (N,), tokens uint8 or int32 (N, T), or targets in floating point
+                (N, ...).
+            device: The device that computes; None for that of the tensors.
+        """
+        self.inputs, self.labels = inputs, labels
+        self.device = device = device or inputs.device
+        self.streams = inputs.device != device
+        # The indices of each step that is expected, on the CPU, and its examples.
+        self._coming: list[tuple[Tensor, Future[Arrival]]] = []
+        if self.streams:
+            self._thread = ThreadPoolExecutor(1, "examples", gpus.use, (device,))
+            self._stream = gpus.stream_for(device, "examples") if device.type == "cuda" else None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def chosen(self, examples: Tensor) -> Part:
+        """Return a copy of some examples, which a tensor of indices or of bools chooses."""
+        return Part(self.inputs[examples], self.labels[examples])
+
+    def expect(self, steps: Sequence[Tensor]) -> None:
+        """Start to copy the examples of the coming steps to the device that computes, unless it
+        already holds all examples. Steps that were expected before are forgotten.
+
+        Args:
+            steps: The numbers of each step's examples, on the CPU.
+        """
+        coming = []
+        for indices in steps if self.streams else ():
+            known = [step for step in self._coming if torch.equal(step[0], indices)]
+            coming += known[:1] or [(indices, self._thread.submit(self._fetch, indices))]
+        self._coming = coming
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the inputs, labels and indices of the examples at `indices`, on the device that
+        computes. They may be a whole step that was expected, or follow each other in it.
+
+        On a GPU, the current stream waits until the examples have arrived.
+        """
+        if not self.streams:
+            return self.inputs[indices], self.labels[indices], indices
+        indices = indices.cpu()
+        start, future = self._fetched(indices)
+        tensors, event = future.result()
+        if event is not None:
+            computing = torch.cuda.current_stream(self.device)
+            computing.wait_event(event)
+            for tensor in tensors:
+                tensor.record_stream(computing)  # Its memory must not be reused before that.
+        inputs, labels, numbers = (tensor[start : start + len(indices)] for tensor in tensors)
+        return inputs, labels, numbers
+
+    def batches(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the inputs and labels of the examples at `indices`, `size` at a time, and fetch the
+        next ones meanwhile.
+        """
+        steps = indices.to(self.labels.device).split(size) if len(indices) else ()
+        for number, step in enumerate(steps):
+            self.expect(steps[number : number + 2])
+            inputs, labels, _ = self.take(step)
+            yield inputs, labels
+
+    def _fetched(self, indices: Tensor) -> tuple[int, Future[Arrival]]:
+        """Return a step that was expected or, if none has these examples, the examples themselves,
+        and the position at which they begin.
+        """
+        for step, future in self._coming:
+            if (start := _position(indices, step)) is not None:
+                return start, future
+        return 0, self._thread.submit(self._fetch, indices)
+
+    def _fetch(self, indices: Tensor) -> Arrival:
+        """Return the inputs, labels and indices of the examples at `indices`, on their way to the
+        device. Torch keeps pinned memory for later steps, but not before it has been copied.
+        """
+        tensors = self.inputs[indices], self.labels[indices], indices
+        if self._stream is None:
+            return tuple(tensor.to(self.device) for tensor in tensors), None
+        with torch.cuda.stream(self._stream):
+            copies = [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors]
+            return tuple(copies), self._stream.record_event()
+
+
+def _position(indices: Tensor, step: Tensor) -> int | None:
+    """Return the position in a step's indices from which on `indices` stand there; None if they do
+    not.
+    """
+    for start in torch.isin(step, indices[:1]).nonzero().flatten().tolist():
+        if torch.equal(step[start : start + len(indices)], indices):
+            return int(start)
+    return None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The training and test examples of a data set, and validation examples if there are any.
+
+    Only images have `mean` and `std`, by which they are normalised.
+    """
+
+    train: Part
+    test: Part
     classes: tuple[str, ...]  # names of the classes; empty for a text
     num_classes: int  # number of classes, or size of a text's vocabulary
-    mean: Tensor | None = (
-        None  # float32 (C,): of all training images in [0, 1], even if some are not trained on
-    )
-    std: Tensor | None = None  # float32 (C,)
-    device: torch.device | None = None  # the device that trains; None: the tensors' device
+    # Of all training images in [0, 1], even if some are not trained on, float32 (C,).
+    mean: Tensor | None = None
+    std: Tensor | None = None
     # Training examples held out for the evaluations during a run; None: these use the test set.
-    validation_inputs: Tensor | None = None
-    validation_labels: Tensor | None = None
+    validation: Part | None = None
     notes: tuple[str, ...] = ()  # on how the data were read, for the user and the record
 
     @property
     def info(self) -> DataInfo:
         """The sizes and classes of the data set."""
-        has_numbers = self.train_inputs.is_floating_point()
+        has_numbers = self.train.inputs.is_floating_point()
         return DataInfo(
-            num_train=len(self.train_labels),
-            num_test=len(self.test_labels),
-            shape=tuple(self.train_inputs.shape[1:]),
+            num_train=len(self.train),
+            num_test=len(self.test),
+            shape=tuple(self.train.inputs.shape[1:]),
             classes=self.classes,
             num_classes=self.num_classes,
             inputs="images" if self.mean is not None else "numbers" if has_numbers else "tokens",
-            label_shape=tuple(self.test_labels.shape[1:]),
+            label_shape=tuple(self.test.labels.shape[1:]),
             is_regression=self.is_regression,
             notes=self.notes,
         )
@@ -76,13 +178,13 @@ class Dataset:
     @property
     def tokens_per_example(self) -> int | None:
         """The number of tokens in each example of a text data set; None for other data sets."""
-        is_text = self.train_labels.dim() == 2 and not self.is_regression
-        return self.train_labels.shape[1] if is_text else None
+        is_text = self.train.labels.dim() == 2 and not self.is_regression
+        return self.train.labels.shape[1] if is_text else None
 
     @property
     def is_regression(self) -> bool:
         """True if the labels are numbers to predict, rather than classes or tokens."""
-        return self.train_labels.is_floating_point()
+        return self.train.labels.is_floating_point()
 
     @functools.cached_property
     def chance(self) -> float | None:
@@ -91,23 +193,13 @@ class Dataset:
         """
         if self.is_regression:
             return None
-        labels = self.test_labels if self.validation_labels is None else self.validation_labels
+        labels = self.evaluated.labels
         return int(labels.flatten().bincount().max()) / labels.numel()
 
-    @functools.cached_property
-    def train(self) -> Part:
-        return Part(self.train_inputs, self.train_labels, self.device)
-
-    @functools.cached_property
-    def test(self) -> Part:
-        return Part(self.test_inputs, self.test_labels, self.device)
-
-    @functools.cached_property
+    @property
     def evaluated(self) -> Part:
         """The examples of the evaluations during a run: for validation, or the test set."""
-        if self.validation_inputs is None or self.validation_labels is None:
-            return self.test
-        return Part(self.validation_inputs, self.validation_labels, self.device)
+        return self.test if self.validation is None else self.validation
 
 
 def placed(
@@ -125,22 +217,20 @@ def placed(
             move each part (training, test, validation) that fits, in this order.
     """
     if device.type == "cpu":
-        return replace(dataset, device=device)
+        return dataset
+    room = math.inf if wanted == "cuda" else 0.0
     if wanted == "auto":
         room = free_bytes(device) * _MOST_OF_FREE
-    else:
-        room = math.inf if wanted == "cuda" else 0.0
-    moved: dict[str, Any] = {"device": device}
-    for name in ("mean", "std"):
-        if (statistic := getattr(dataset, name)) is not None:
-            moved[name] = statistic.to(device)
-    for split in ("train", "test", "validation"):
-        inputs, labels = getattr(dataset, f"{split}_inputs"), getattr(dataset, f"{split}_labels")
-        if inputs is None or inputs.nbytes + labels.nbytes > room:
-            continue
-        room -= inputs.nbytes + labels.nbytes
-        moved[f"{split}_inputs"], moved[f"{split}_labels"] = inputs.to(device), labels.to(device)
-    return replace(dataset, **moved)
+    changes: dict[str, Any] = {}
+    for name, value in vars(dataset).items():
+        if isinstance(value, Tensor):
+            changes[name] = value.to(device)
+        elif isinstance(value, Part):
+            num_bytes, home = value.inputs.nbytes + value.labels.nbytes, value.device
+            if num_bytes <= room:
+                room, home = room - num_bytes, device
+            changes[name] = Part(value.inputs.to(home), value.labels.to(home), device)
+    return replace(dataset, **changes)
 
 
 def free_bytes(device: torch.device) -> float:
@@ -155,7 +245,7 @@ def from_images(
     with the channel statistics of the training images.
     """
     mean, std = channel_statistics(train[0])
-    return Dataset(*train, *test, tuple(classes), len(classes), mean, std)
+    return Dataset(Part(*train), Part(*test), tuple(classes), len(classes), mean, std)
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,19 +277,14 @@ def with_validation(dataset: Dataset, number: int) -> Dataset:
 
     The examples are copied: a data set that was mapped from a file then takes memory.
     """
-    labels = dataset.train_labels
+    labels = dataset.train.labels
     order = random_bits(torch.arange(len(labels)), stream_of("validation")).argsort()
     if labels.dim() == 1 and not labels.is_floating_point():
         order = order[labels[order].argsort(stable=True)]
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     held_out[order[torch.arange(number) * len(labels) // number]] = True
-    return replace(
-        dataset,
-        train_inputs=dataset.train_inputs[~held_out],
-        train_labels=labels[~held_out],
-        validation_inputs=dataset.train_inputs[held_out],
-        validation_labels=labels[held_out],
-    )
+    train = dataset.train
+    return replace(dataset, train=train.chosen(~held_out), validation=train.chosen(held_out))
 
 
 def balanced_subset(dataset: Dataset, size: int) -> Dataset:
@@ -208,15 +293,11 @@ def balanced_subset(dataset: Dataset, size: int) -> Dataset:
     If labels are classes, all classes have equally many examples, give or take one; a class that
     has too few gives all of them. Smaller subsets are parts of larger ones.
     """
-    order = random_bits(torch.arange(len(dataset.train_labels)), stream_of("subset")).argsort()
-    if dataset.train_labels.dim() == 1 and not dataset.train_labels.is_floating_point():
-        order = order[_round_robin(dataset.train_labels[order])]
-    chosen = order[:size].sort().values
-    return replace(
-        dataset,
-        train_inputs=dataset.train_inputs[chosen],
-        train_labels=dataset.train_labels[chosen],
-    )
+    labels = dataset.train.labels
+    order = random_bits(torch.arange(len(labels)), stream_of("subset")).argsort()
+    if labels.dim() == 1 and not labels.is_floating_point():
+        order = order[_round_robin(labels[order])]
+    return replace(dataset, train=dataset.train.chosen(order[:size].sort().values))
 
 
 def _round_robin(labels: Tensor) -> Tensor:
@@ -228,103 +309,3 @@ def _round_robin(labels: Tensor) -> Tensor:
     first = sizes.cumsum(0) - sizes
     number = torch.arange(len(labels)) - first[labels[by_class]]
     return by_class[number.argsort(stable=True)]
-
-
-Arrival = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
-"""The inputs, labels and indices of some examples on the device that computes, and the event that
-occurs when they have arrived there.
-"""
-
-
-class Part:
-    """The training, test or validation examples of a data set; the method `take` returns those with
-    given indices.
-
-    If they are not on the device, a thread gathers those of the coming steps into pinned memory. It
-    copies them on a CUDA stream of its own while the device computes the previous step.
-    """
-
-    def __init__(self, inputs: Tensor, labels: Tensor, device: torch.device | None) -> None:
-        self._inputs, self._labels = inputs, labels
-        self._device = device = device or inputs.device
-        self.streams = inputs.device != device
-        # The indices of each step that is expected, on the CPU, and its examples.
-        self._coming: list[tuple[Tensor, Future[Arrival]]] = []
-        if self.streams:
-            self._thread = ThreadPoolExecutor(1, "examples", gpus.use, (device,))
-            self._stream = gpus.stream_for(device, "examples") if device.type == "cuda" else None
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def expect(self, steps: Sequence[Tensor]) -> None:
-        """Start to copy the examples of the coming steps to the device that computes, unless it
-        already holds all examples. Steps that were expected before are forgotten.
-
-        Args:
-            steps: The numbers of each step's examples, on the CPU.
-        """
-        coming = []
-        for indices in steps if self.streams else ():
-            known = [step for step in self._coming if torch.equal(step[0], indices)]
-            coming += known[:1] or [(indices, self._thread.submit(self._fetch, indices))]
-        self._coming = coming
-
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the inputs, labels and indices of the examples at `indices`, on the device that
-        computes. They may be a whole step that was expected, or follow each other in it.
-
-        On a GPU, the current stream waits until the examples have arrived.
-        """
-        if not self.streams:
-            return self._inputs[indices], self._labels[indices], indices
-        indices = indices.cpu()
-        start, future = self._fetched(indices)
-        tensors, event = future.result()
-        if event is not None:
-            computing = torch.cuda.current_stream(self._device)
-            computing.wait_event(event)
-            for tensor in tensors:
-                tensor.record_stream(computing)  # Its memory must not be reused before that.
-        inputs, labels, numbers = (tensor[start : start + len(indices)] for tensor in tensors)
-        return inputs, labels, numbers
-
-    def batches(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the inputs and labels of the examples at `indices`, `size` at a time, and fetch the
-        next ones meanwhile.
-        """
-        steps = indices.to(self._labels.device).split(size) if len(indices) else ()
-        for number, step in enumerate(steps):
-            self.expect(steps[number : number + 2])
-            inputs, labels, _ = self.take(step)
-            yield inputs, labels
-
-    def _fetched(self, indices: Tensor) -> tuple[int, Future[Arrival]]:
-        """Return a step that was expected or, if none has these examples, the examples themselves,
-        and the position at which they begin.
-        """
-        for step, future in self._coming:
-            if (start := _position(indices, step)) is not None:
-                return start, future
-        return 0, self._thread.submit(self._fetch, indices)
-
-    def _fetch(self, indices: Tensor) -> Arrival:
-        """Return the inputs, labels and indices of the examples at `indices`, on their way to the
-        device. Torch keeps pinned memory for later steps, but not before it has been copied.
-        """
-        tensors = self._inputs[indices], self._labels[indices], indices
-        if self._stream is None:
-            return tuple(tensor.to(self._device) for tensor in tensors), None
-        with torch.cuda.stream(self._stream):
-            copies = [tensor.pin_memory().to(self._device, non_blocking=True) for tensor in tensors]
-            return tuple(copies), self._stream.record_event()
-
-
-def _position(indices: Tensor, step: Tensor) -> int | None:
-    """Return the position in a step's indices from which on `indices` stand there; None if they do
-    not.
-    """
-    for start in torch.isin(step, indices[:1]).nonzero().flatten().tolist():
-        if torch.equal(step[start : start + len(indices)], indices):
-            return int(start)
-    return None

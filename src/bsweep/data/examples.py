@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bsweep.core.words import first_of
-from bsweep.data.dataset import Dataset, channel_statistics
+from bsweep.data.dataset import Dataset, Part, channel_statistics
 from bsweep.data.pictures import (
     Unfit,
     note_on_levels,
@@ -66,7 +66,8 @@ def collected(train: Any, test: Any, side: int | None = None) -> Dataset:
     )
     is_images = inputs.dtype == torch.uint8 and inputs.dim() == 4
     mean, std = channel_statistics(inputs) if is_images else (None, None)
-    return Dataset(*pairs[0], *pairs[1], names, num_classes, mean, std, notes=notes)
+    train_part, test_part = (Part(*pair) for pair in pairs)
+    return Dataset(train_part, test_part, names, num_classes, mean, std, notes=notes)
 
 
 def _notes_on_classes(labels: Tensor, num_classes: int, names: tuple[str, ...]) -> Iterator[str]:

@@ -6,8 +6,7 @@ Images are cropped, flipped and normalised, a whole batch at once, on any device
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,19 +26,17 @@ class Inputs:
     dtype: torch.dtype  # of inputs and targets that are not integers
     layout: torch.memory_format  # of images
     may_round: bool = False  # images to half precision, as autocast does before a convolution
-    # The crops of one epoch, by seed and epoch.
-    _drawn: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def labels_per_example(self) -> int:
         """The number of labels of one example: 1 for a class, and in general the number of elements
         in the example's label tensor.
         """
-        return self.dataset.train_labels[0].numel()
+        return self.dataset.train.labels[0].numel()
 
     def first(self, number: int) -> Tensor:
         """Return the indices of the first `number` training examples, or of all if fewer exist."""
-        labels = self.dataset.train_labels
+        labels = self.dataset.train.labels
         return torch.arange(min(number, len(labels)), device=labels.device)
 
     def sample(self, number: int) -> Tensor:
@@ -55,17 +52,10 @@ class Inputs:
 
         They are drawn at once, and kept until another epoch is asked for. So a step does not draw.
         """
-        if (epoch, seed) not in self._drawn:
-            self._drawn.clear()
-            inputs, config = self.dataset.train_inputs, self.config
-            self._drawn[epoch, seed] = draw(
-                len(inputs) if self._is_cropped else 0,
-                crop_stream(seed, epoch),
-                padding=self._padding,
-                flip=isinstance(config, ImageConfig) and config.flip,
-                device=self.dataset.device or inputs.device,
-            )
-        return self._drawn[epoch, seed]
+        padding, flip = self._padding_and_flip
+        train = self.dataset.train
+        number = len(train) if padding or flip else 0
+        return draw(number, seed, epoch, padding=padding, flip=flip, device=train.device)
 
     def training(self, indices: Tensor, crops: Tensor) -> tuple[Tensor, Tensor]:
         """Return the model's inputs and targets for the training examples `indices`; crop and flip
@@ -79,20 +69,19 @@ class Inputs:
             The inputs (B, ...) and the targets (B,) or (B, ...).
         """
         examples, labels, indices = self.dataset.train.take(indices)
-        if self._is_cropped:
-            examples = crop_and_flip(examples, indices, draws=crops, padding=self._padding)
+        padding, flip = self._padding_and_flip
+        if padding or flip:
+            examples = crop_and_flip(examples, indices, draws=crops, padding=padding)
         return self.convert(examples), self.targets(labels)
 
     @property
-    def _is_cropped(self) -> bool:
-        """True if training steps crop or mirror the examples at random."""
+    def _padding_and_flip(self) -> tuple[int, bool]:
+        """The pixels around an image from which training steps crop it at random, and True if they
+        mirror images at random; 0 and False for other data.
+        """
         if self.dataset.mean is None or not isinstance(self.config, ImageConfig):
-            return False
-        return bool(self.config.crop_padding or self.config.flip)
-
-    @property
-    def _padding(self) -> int:
-        return (isinstance(self.config, ImageConfig) and self.config.crop_padding) or 0
+            return 0, False
+        return self.config.crop_padding or 0, self.config.flip
 
     def convert(self, examples: Tensor) -> Tensor:
         """Return examples of the data set converted to the model's inputs.
@@ -126,21 +115,18 @@ class Inputs:
         return labels.to(self.dtype) if labels.is_floating_point() else labels.long()
 
 
-def crop_stream(seed: int, epoch: int) -> int:
-    """Return the start (an int64) of the random stream from which the crops and mirrorings of an
-    epoch are drawn.
-    """
-    return stream_of("crop", seed, epoch)
-
-
-def draw(num_examples: int, stream: int, *, padding: int, flip: bool, device: Any) -> Tensor:
+@functools.lru_cache(maxsize=1)
+def draw(
+    num_examples: int, seed: int, epoch: int, *, padding: int, flip: bool, device: torch.device
+) -> Tensor:
     """Return the random crop and the mirroring of each training example in an epoch.
 
     They depend on (seed, epoch, example) alone: not on a batch, a worker or a device.
 
     Args:
         num_examples: The number of training examples.
-        stream: `crop_stream` of the run's seed and the epoch.
+        seed: The run's seed.
+        epoch: The epoch.
         padding: The pixels on each side; a crop has `2 * padding + 1` possible offsets in either
             direction.
         flip: True to mirror each image with probability 1/2.
@@ -150,7 +136,8 @@ def draw(num_examples: int, stream: int, *, padding: int, flip: bool, device: An
         int64 (num_examples, 2): the line of the table `_sides` with the crop's rows, and the line
         with its columns.
     """
-    bits, number = random_bits(torch.arange(num_examples, device=device), stream), 2 * padding + 1
+    numbers, stream = torch.arange(num_examples, device=device), stream_of("crop", seed, epoch)
+    bits, number = random_bits(numbers, stream), 2 * padding + 1
     # uniform to 1 in 2^27
     top, left = ((bits >> first & 0x7FFFFFFF) % number for first in (1, 32))
     mirrored = bits & 1 if flip else 0

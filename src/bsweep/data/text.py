@@ -58,7 +58,7 @@ def load(config: TextConfig) -> Dataset:
     """
     import torch
 
-    from bsweep.data.dataset import Dataset
+    from bsweep.data.dataset import Dataset, Part
 
     text = _read(config.path, "data.path", "a text file")
     if config.tokenizer is None:
@@ -68,10 +68,10 @@ def load(config: TextConfig) -> Dataset:
         tensors, facts = cached_tensors(*_tokenized(text, config.tokenizer))
         tokens, vocabulary_size = tensors["tokens"], facts["vocabulary_size"]
     train, test = (
-        _sequences(share, config.sequence_length)
+        Part(*_sequences(share, config.sequence_length))
         for share in tokens.split(_split(config, len(tokens)))
     )
-    return Dataset(*train, *test, classes=(), num_classes=vocabulary_size)
+    return Dataset(train, test, classes=(), num_classes=vocabulary_size)
 
 
 def _split(config: TextConfig, num_tokens: int) -> tuple[int, int]:

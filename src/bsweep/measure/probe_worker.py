@@ -139,7 +139,7 @@ def _measure_batches(job: Job, own_batch: int, later_bytes: int) -> tuple[list[P
     reason is "examples" (no more training examples for a larger batch), "seconds" (no time for a
     larger batch) or "out_of_memory".
     """
-    most = len(job.dataset.train_labels) // job.config.accumulation_steps
+    most = len(job.dataset.train) // job.config.accumulation_steps
     batches: list[ProbedBatch] = []
     batch, spent = 1, 0.0
     while (
@@ -290,7 +290,7 @@ def step_seconds(job: Job, local_batch: int, times: int) -> float:
         warm_up.make_steps(job)
         graph_capture.capture(job)
     crops = job.inputs.crops(1, config.seed)
-    examples = torch.arange(config.examples_per_step, device=job.dataset.train_labels.device)
+    examples = torch.arange(config.examples_per_step, device=job.dataset.train.labels.device)
     job.training_model.train()
     with job.compiling():
         step.train_step(job, examples, examples, crops, config.accumulation_steps)

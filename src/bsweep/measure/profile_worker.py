@@ -145,12 +145,12 @@ class _Rounds:
     """
 
     def __init__(self, job: Job) -> None:
-        num_train = len(job.dataset.train_labels)
+        num_train = len(job.dataset.train)
         optimizer = replace(job.config.optimizer, lr=0.0)  # of which only the steps read the rate
         self._job = replace(job, config=replace(job.config, optimizer=optimizer))
         self._size = min(num_train, plan.round_size(job.policy.shares(0.0)))
         order = plan.epoch_order(num_train, seed=job.config.seed, epoch=1)
-        self._order = order.to(job.dataset.train_labels.device)
+        self._order = order.to(job.dataset.train.labels.device)
         self._clock = StepClock(job.device, [])
         self.cursor = Cursor.create(job.device, num_train)
         job.training_model.train()

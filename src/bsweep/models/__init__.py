@@ -71,7 +71,7 @@ def initial(
     import torch
 
     torch.manual_seed(config.seed)
-    shape = tuple(dataset.train_inputs.shape[1:])
+    shape = tuple(dataset.train.inputs.shape[1:])
     if device.type == "meta":
         model = outlined.__wrapped__(config.model, dataset.num_classes, shape)  # that nobody shares
     else:

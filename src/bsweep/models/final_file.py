@@ -37,7 +37,7 @@ def write(weights: Mapping[str, Tensor], dataset: Dataset, path: Path) -> None:
     tensor_files.write_tensors(
         {
             "weights": copies,
-            "shape": list(dataset.train_inputs.shape[1:]),
+            "shape": list(dataset.train.inputs.shape[1:]),
             "num_classes": dataset.num_classes,
             "classes": list(dataset.classes),
             "mean": None if dataset.mean is None else dataset.mean.cpu(),

@@ -278,7 +278,7 @@ def _state_of_another_division(states: Sequence[Any], rank: int) -> dict[str, An
 
 
 def _put_back(job: Job, shared: dict[str, Any], own_state: dict[str, Any]) -> Cursor:
-    cursor = Cursor.create(job.device, len(job.dataset.train_labels), **shared["cursor"])
+    cursor = Cursor.create(job.device, len(job.dataset.train), **shared["cursor"])
     job.strategy.load_state(shared["strategy"])
     job.policy.load_state(shared["policy"])
     if job.noise:

@@ -25,7 +25,7 @@ def refuse_unknown(job: Job) -> None:
     if (
         target
         and target.metric == "test_accuracy"
-        and not job.objective.knows_accuracy(job.dataset.train_labels)
+        and not job.objective.knows_accuracy(job.dataset.train.labels)
     ):
         raise ValueError(
             f"target_accuracy={target.value:g}: the labels are floating-point numbers, for which "
@@ -101,7 +101,7 @@ def final(job: Job) -> Scores:
     """Return the loss and the accuracy of the trained model on the test set, if the run was
     evaluated on validation examples until now; (None, None) for other runs.
     """
-    if job.dataset.validation_labels is None:
+    if job.dataset.validation is None:
         return None, None
     return evaluate(job, job.dataset.test)
 

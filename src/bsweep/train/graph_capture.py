@@ -170,7 +170,7 @@ def _sizes(job: Job, shares: Sequence[plan.Share]) -> list[tuple[Tensor, Tensor]
     """Return the indices of the examples of all workers and of this one, for a full round's steps
     and for the steps of an epoch's smaller last round; one pair for each size.
     """
-    num_train = len(job.dataset.train_labels)
+    num_train = len(job.dataset.train)
     round_size = min(num_train, plan.round_size(shares))
     sizes: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
     for batch in (job.inputs.first(size) for size in (round_size, num_train % round_size)):
@@ -182,5 +182,5 @@ def _sizes(job: Job, shares: Sequence[plan.Share]) -> list[tuple[Tensor, Tensor]
 def _gradients(job: Job, compute: Compute, examples: Tensor) -> Tensor:
     """Compute the last examples instead of `examples`, and return the gradients."""
     torch.manual_seed(0)  # for dropout
-    compute(len(job.dataset.train_labels) - 1 - examples, job.inputs.crops(1, job.config.seed))
+    compute(len(job.dataset.train) - 1 - examples, job.inputs.crops(1, job.config.seed))
     return job.vector.gradients.nan_to_num(0, 0, 0)  # Some may have overflowed in fp16.

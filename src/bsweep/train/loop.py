@@ -30,7 +30,7 @@ def train(job: Job, cursor: Cursor | None) -> None:
 
     `bsweep.train.worker.train` says which exceptions this raises.
     """
-    cursor = cursor or Cursor.create(job.device, len(job.dataset.train_labels))
+    cursor = cursor or Cursor.create(job.device, len(job.dataset.train))
     checkpoints = CheckpointSchedule(job)
     # A run that stopped after its last round still needs the record of that epoch.
     while cursor.epoch <= job.config.epochs and not (
@@ -77,7 +77,7 @@ def train_epoch(job: Job, cursor: Cursor, checkpoints: CheckpointSchedule) -> Ep
     epoch's record.
     """
     order = plan.epoch_order(cursor.num_train, seed=job.config.seed, epoch=cursor.epoch)
-    order = order.to(job.dataset.train_labels.device)
+    order = order.to(job.dataset.train.labels.device)
     since_log = len(cursor.step_seconds) % job.config.log_every_steps
     clock = StepClock(job.device, cursor.step_seconds, since_log)
     job.training_model.train()

@@ -98,7 +98,7 @@ def data_facts(dataset: Dataset) -> dict[str, Any]:
 
     Workers compare these facts, because hosts may have different files under the same path.
     """
-    labels = dataset.train_labels
+    labels = dataset.train.labels
     some = labels[:: max(1, len(labels) // 1000)].cpu().numpy().tobytes()
     return {
         "num_classes": dataset.num_classes,

@@ -27,7 +27,7 @@ def make_steps(job: Job) -> None:
     checking = job.objective.checking(job.dataset.num_classes)
     job = replace(job, slowdown=None, objective=checking)
     shares = job.policy.of_batches(job.config.worker_batches)
-    num_train, size = len(job.dataset.train_labels), plan.round_size(shares)
+    num_train, size = len(job.dataset.train), plan.round_size(shares)
     saved = io.BytesIO()  # on the host, as in a checkpoint
     torch.save((job.strategy.state(), job.strategy.own_state()), saved)
     with job.restoring(), job.compiling():

@@ -219,7 +219,7 @@ def _model_and_inputs(
     model = models.initial(config, dataset, device if has_values else torch.device("meta"), dtype)
     layout = models.memory_format(config, model)
     inputs = Inputs(dataset, config.data, dtype, layout, config.model.casts_images_first)
-    model_objective = objective.build(model, dataset.train_labels)
+    model_objective = objective.build(model, dataset.train.labels)
     parts = _parts(config.model, model)
     if isinstance(strategy, Staged):
         autocast = functools.partial(precision.autocast, run_precision, device)
@@ -287,7 +287,7 @@ def _start_record(job: Job) -> Start:
         config=asdict(config),
         local_batch=config.examples_per_pass,
         global_batch=config.examples_per_step,
-        num_train=len(dataset.train_labels),
+        num_train=len(dataset.train),
         num_test=len(dataset.evaluated),
         classes=dataset.classes,
         num_classes=None if dataset.is_regression else dataset.num_classes,
