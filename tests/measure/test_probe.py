@@ -175,6 +175,6 @@ def test_a_probe_has_graphs_where_the_run_has_them(
     of_run = compose(*LONE_POINT, "launch=torchrun", *words)
     job = set_up(tmp_path, *LONE_POINT)
     in_probe: Any = of_run.strategy.in_probe
-    job = replace(job, config=replace(of_run, strategy=in_probe))
-    found = probe_worker.alone(probe_worker._with_passes_of(of_run, job))
+    config = replace(probe_worker.with_graphs_of_run(of_run), strategy=in_probe)
+    found = probe_worker.alone(replace(job, config=config))
     assert found.config.graph == graph

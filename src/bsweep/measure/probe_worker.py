@@ -63,8 +63,7 @@ def measure(
     # `ddp`, `local_sgd` and `diloco` are replaced by a strategy that exchanges the whole gradient
     # vector at each step, without other work at that time.
     in_probe = cast("AnyStrategy", config.strategy.in_probe)
-    with worker.open_job(config, paths, world, on_step, in_probe) as job:
-        job = _with_passes_of(config, job)
+    with worker.open_job(with_graphs_of_run(config), paths, world, on_step, in_probe) as job:
         # With a learning rate of 0, steps cost the same and the model stays finite.
         optim.set_learning_rate(job.optimizer, 0.0)
         exchange_seconds = _exchange_seconds(job)
@@ -85,12 +84,12 @@ def measure(
             job.log.write(End(status="completed", message=""))
 
 
-def _with_passes_of(config: RunConfig, job: Job) -> Job:
-    """Return the probe's job with passes as those of the run, whose strategy may differ."""
-    if not config.strategy.can.exchanges_in_passes:
-        return job
-    graph = config_alone(config).graph
-    return replace(job, config=replace(job.config, graph=graph))
+def with_graphs_of_run(config: RunConfig) -> RunConfig:
+    """Return the configuration for the probe of a run, without CUDA graphs where the run's exchanges
+    within passes rule them out.
+    """
+    graph = config.graph and not config.strategy.can.exchanges_in_passes
+    return replace(config, graph=graph)
 
 
 def _measure_worker(config: RunConfig, job: Job) -> ProbedWorker:
@@ -247,24 +246,16 @@ def _exchange_seconds(job: Job) -> float:
     return statistics.median(seconds[1:])
 
 
-def config_alone(config: RunConfig) -> RunConfig:
-    """Return a configuration for one worker alone, without CUDA graphs where the run's exchanges
-    within passes rule them out.
-    """
-    return replace(
-        config,
-        num_workers=1,
-        graph=config.graph and not config.strategy.can.exchanges_in_passes,
-        strategy=SingleConfig(name="single"),
-        allocation=UniformConfig(name="uniform"),
-    )
-
-
 def alone(job: Job) -> Job:
     """Return a copy of this worker's training job in which the worker trains alone and exchanges
     nothing.
     """
-    config = config_alone(job.config)
+    config = replace(
+        job.config,
+        num_workers=1,
+        strategy=SingleConfig(name="single"),
+        allocation=UniformConfig(name="uniform"),
+    )
     strategy = Single(config, config.strategy, World(), job.paths)
     strategy.prepare(job.vector, job.optimizer)
     return replace(job, config=config, world=World(), strategy=strategy, training_model=job.model)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -175,14 +175,13 @@ def _optimizer_in(phase: Phase, job: Job) -> Iterator[None]:
 
     The optimizer itself calls the clock, so strategies need not do so.
     """
-    entered: list[AbstractContextManager[object]] = []
+    timed = ExitStack()
 
     def enter(*_: object) -> None:
-        entered.append(phase("optimizer"))
-        entered[-1].__enter__()
+        timed.enter_context(phase("optimizer"))
 
     def leave(*_: object) -> None:
-        entered.pop().__exit__(None, None, None)
+        timed.close()
 
     hooks = (
         job.optimizer.register_step_pre_hook(enter),
