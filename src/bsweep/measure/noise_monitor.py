@@ -132,17 +132,13 @@ class NoiseScale:
         for some, wanted in zip(inputs.tensor_split(2), targets.tensor_split(2), strict=True):
             loss = self._loss(self._model(some), wanted)
             # `grad` does not accumulate gradients, so no hook of Horovod or DDP is called.
-            by_tensor = torch.autograd.grad(loss, parameters, allow_unused=True)
-            gradients.append(torch.cat(list(map(_flat, by_tensor, parameters))))
+            by_tensor = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            flat = torch.cat([gradient.reshape(-1) for gradient in by_tensor])
+            gradients.append(flat if flat.dtype == torch.float64 else flat.float())
             shares.append(len(some) / num_examples)
         (first, second), (a, b) = gradients, shares
         parts = a * squared_norm(first) + b * squared_norm(second)
         return torch.stack(of_parts(squared_norm(a * first + b * second), parts, 2, num_examples))
-
-
-def _flat(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    flat = (torch.zeros_like(parameter) if gradient is None else gradient).reshape(-1)
-    return flat if flat.dtype == torch.float64 else flat.float()
 
 
 def _checked(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
