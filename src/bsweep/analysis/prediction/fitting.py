@@ -46,6 +46,7 @@ class Fits:
         intervals.
         """
         steps, step = self.steps, self.step_time
+        first, *others = step.strategies
         draws = {
             "S_min (steps)": steps.minimum_steps,
             "E_min (examples)": steps.minimum_examples,
@@ -54,24 +55,23 @@ class Fits:
             "steps missed by the law": steps.tau,
             "a_c, fixed cost of a pass (s)": step.pass_seconds,
             "b_c, an example of a pass (s)": step.example_seconds,
-            "a_s, an exchange (s)": step.sync_seconds,
-            "b_s, an exchange's further worker (s)": step.sync_worker_seconds,
+            "a_s, an exchange (s)": step.strategies[first].sync_seconds,
+            "b_s, an exchange's further worker (s)": step.strategies[first].sync_more_seconds,
         }
-        if step.across_from:
-            across = f"from {step.across_from} workers, across nodes (s)"
-            draws[f"a_s {across}"] = step.across_seconds
-            draws[f"b_s {across}"] = step.across_worker_seconds
-        for strategy, parameters in zip(step.strategies[1:], step.further, strict=True):
-            draws[f"{strategy}: factor on a pass"] = parameters.compute_factor
-            draws[f"{strategy}: a_s, an exchange (s)"] = parameters.sync_seconds
-            draws[f"{strategy}: b_s (s for a byte or a worker)"] = parameters.sync_more_seconds
+        if step.across is not None:
+            fewest, *across = step.across
+            words = f"from {fewest} workers, across nodes (s)"
+            draws[f"a_s {words}"], draws[f"b_s {words}"] = across
+        for strategy in others:
+            factor, sync, more = step.strategies[strategy]
+            draws[f"{strategy}: factor on a pass"] = factor
+            draws[f"{strategy}: a_s, an exchange (s)"] = sync
+            draws[f"{strategy}: b_s (s for a byte or a worker)"] = more
         draws["g, overlap"] = step.overlap
         draws["scatter of step time between runs"] = step.sigma
         draws["step time missed by the form"] = step.tau
         rows = [np.quantile(values, [0.5, *critical_batch.INTERVAL]) for values in draws.values()]
-        return pd.DataFrame(
-            rows, index=pd.Index(draws, name="parameter"), columns=["median", "low", "high"]
-        )
+        return pd.DataFrame(rows, pd.Index(draws, name="parameter"), ["median", "low", "high"])
 
 
 def fit(
@@ -182,11 +182,9 @@ def _missed(runs: pd.DataFrame, fits: Fits, logs: Array, scatter: Array) -> tupl
     means = logs + scatter / np.sqrt(len(runs))
     low, high = np.exp(np.quantile(means, critical_batch.INTERVAL))
     is_bound = not runs["reached"].eq(True).any()
-    log = (
-        np.log(runs["trained_seconds"].astype(float)).mean()
-        if is_bound
-        else measured_log(runs, fits.steps, fits.step_time)
-    )
+    log = measured_log(runs, fits.steps, fits.step_time)
+    if is_bound:
+        log = np.log(runs["trained_seconds"].astype(float)).mean()
     measured, predicted = float(np.exp(log)), float(np.exp(np.median(logs)))
     error = min(0.0, predicted / measured - 1) if is_bound else predicted / measured - 1
     is_inside = measured <= high and (is_bound or low <= measured)

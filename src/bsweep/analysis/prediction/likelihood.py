@@ -188,6 +188,23 @@ def _weighed(
     return measurements(cells.runs, weights)
 
 
+def doublings_beyond(value: float, measured: Sequence[float]) -> float:
+    """Return by how many doublings a value, such as a batch size, lies above the largest or below
+    the smallest measured value; 0 if it lies between them, or nothing was measured.
+    """
+    if not measured:
+        return 0.0
+    return float(max(0.0, np.log2(value / max(measured)), np.log2(min(measured) / value)))
+
+
+def effect_beyond(tau: Array, doublings: float, seeds: Sequence[int]) -> Array:
+    """Draw the effect of a cell without runs, which lies so many doublings beyond the measured
+    ones. Each doubling adds as much variance again. The same `seeds` give the same draws.
+    """
+    rng = np.random.default_rng(seeds)
+    return np.asarray(tau * np.sqrt(1 + doublings) * rng.standard_normal(len(tau)))
+
+
 def evenly(count: int, most: int) -> list[int]:
     """Return the places of at most `most` of `count` items, spread evenly from the first to the
     last.

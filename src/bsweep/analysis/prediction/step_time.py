@@ -112,15 +112,29 @@ class Timing(NamedTuple):
 
 
 class StrategyParameters(NamedTuple):
-    """Posterior draws of the parameters of a strategy beside the first."""
+    """Posterior draws of the parameters of one strategy."""
 
-    compute_factor: Array  # of a pass
+    compute_factor: Array  # of a pass, beside the first strategy
     sync_seconds: Array  # a_s
     sync_more_seconds: Array  # b_s, for each worker beyond two or for each byte
 
 
 @dataclass(frozen=True, eq=False)
-class StepTimeFit:
+class Parameters:
+    """Draws of the parameters of the formula for the seconds of a step."""
+
+    pass_seconds: Array  # a_c
+    example_seconds: Array  # b_c
+    overlap: Array  # g
+    sigma: Array
+    tau: Array
+    strategies: Mapping[str, StrategyParameters]  # by name, those of whole models first
+    # The fewest workers that span several nodes, if some do not, with their a_s and b_s.
+    across: tuple[int, Array, Array] | None
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimeFit(Parameters):
     """Posterior draws of the parameters of the formula for the seconds of a step.
 
     `cells` are those whose whole steps were timed; `effects`, by draw and cell, are what the
@@ -130,23 +144,11 @@ class StepTimeFit:
     """
 
     cells: tuple[Cell, ...]
-    pass_seconds: Array  # a_c
-    example_seconds: Array  # b_c
-    sync_seconds: Array  # a_s
-    sync_worker_seconds: Array  # b_s
-    across_seconds: Array  # a_s between nodes; that within a node if no other is known
-    across_worker_seconds: Array  # b_s between nodes
-    overlap: Array  # g
-    sigma: Array
-    tau: Array
     effects: Array
     # The cells whose steps or passes were timed. Cells beyond them are extrapolated.
     passed: tuple[Cell, ...]
     weights: Weights  # of the timings, by kind and cell
-    across_from: int | None = None  # the fewest workers that span several nodes, if some do not
     seed: int = 0
-    strategies: tuple[str, ...] = ("",)
-    further: tuple[StrategyParameters, ...] = ()  # of all strategies but the first
     simulated: Mapping[Cell, Array] = field(default_factory=dict)
     """The logarithms of the seconds of cells that come from a simulation, by draw."""
 
@@ -165,15 +167,14 @@ class StepTimeFit:
         model = np.log(self._seconds(cell))
         if cell in self.cells:
             return np.asarray(model + self.effects[:, self.cells.index(cell)])
-        beyond = _doublings(cell.local_batch, [timed.local_batch for timed in self.passed])
-        beyond += _doublings(cell.num_workers, [timed.num_workers for timed in self.passed])
-        place = [self.seed, round(1e3 * cell.local_batch), cell.num_workers, cell.passes]
+        batches = [timed.local_batch for timed in self.passed]
+        workers = [timed.num_workers for timed in self.passed]
+        beyond = likelihood.doublings_beyond(cell.local_batch, batches)
+        beyond += likelihood.doublings_beyond(cell.num_workers, workers)
+        seeds = [self.seed, round(1e3 * cell.local_batch), cell.num_workers, cell.passes]
         if cell.form != PLAIN:
-            place.append(zlib.crc32(repr(cell.form).encode()))
-        rng = np.random.default_rng(place)
-        return np.asarray(
-            model + self.tau * np.sqrt(1 + beyond) * rng.standard_normal(len(self.tau))
-        )
+            seeds.append(zlib.crc32(repr(cell.form).encode()))
+        return np.asarray(model + likelihood.effect_beyond(self.tau, beyond, seeds))
 
     def shares(self, cell: Cell) -> tuple[Array, Array, Array, Array]:
         """Return the shares of fixed cost, computing, bubble and exchange in the predicted time of
@@ -185,8 +186,7 @@ class StepTimeFit:
         """
         is_simulated = cell in self.simulated
         whole = np.exp(self.simulated[cell]) if is_simulated else self._seconds(cell)
-        place = self.strategies.index(cell.form.strategy)
-        factor = self.further[place - 1].compute_factor if place else 1.0
+        factor = self.strategies[cell.form.strategy].compute_factor
         fixed = cell.passes * cell.form.fixed * factor * self.pass_seconds / whole
         computing = cell.passes * factor * self.example_seconds * cell.local_batch / whole
         bubble = (fixed + computing) * (1 / cell.form.busy - 1)
@@ -194,12 +194,8 @@ class StepTimeFit:
         return fixed, computing, np.asarray(bubble), np.asarray(exchange)
 
     def _seconds(self, cell: Cell) -> Array:
-        coefficients = (
-            self.pass_seconds, self.example_seconds, self.sync_seconds, self.sync_worker_seconds,
-            self.across_seconds, self.across_worker_seconds, self.overlap
-        )  # fmt: skip
-        rows, kinds = _rows([cell], self.strategies), np.array(["step"])
-        return _seconds(coefficients, self.further, rows, kinds, self.across_from)[:, 0]
+        rows = _rows([cell], [*self.strategies])
+        return _seconds(self, rows, np.array(["step"]))[:, 0]
 
 
 def fit_step_time(
@@ -223,30 +219,28 @@ def fit_step_time(
     keys = sorted(grouped)
     runs = {key: likelihood.cell_runs(grouped[key]) for key in keys}
     kinds = np.array([kind for kind, _ in keys])
-    prior = _Prior.of(timings, across_from is not None, byte_seconds)
-    rows = _rows([cell for _, cell in keys], tuple(prior.is_split))
+    prior = _Prior.of(timings, across_from, byte_seconds)
+    rows = _rows([cell for _, cell in keys], [*prior.is_split])
     clock = _CLOCK_SPREAD * np.isin(kinds, ["exposed", "exchange"])
 
     def expected(points: Array, places: Sequence[int]) -> tuple[Array, Array, Array]:
-        *coefficients, sigma, tau = prior.parameters(points)
-        further = prior.further(points)
-        seconds = _seconds(coefficients, further, rows[places], kinds[places], across_from)
-        return np.log(seconds), sigma, np.hypot(tau[:, None], clock[places])
+        parameters = prior.parameters(points)
+        seconds = _seconds(parameters, rows[places], kinds[places])
+        spread = np.hypot(parameters.tau[:, None], clock[places])
+        return np.log(seconds), parameters.sigma, spread
 
     chosen = likelihood.evenly(len(keys), _MOST_FITTED)
     points, effects, weights = likelihood.fitted(
         runs, expected, prior.num_parameters, num_draws, (seed, 2), chosen, weights
     )
-    *coefficients, sigma, tau = prior.parameters(points)
-    whole = np.flatnonzero(kinds == "step")
-    timed = tuple(cell for kind, cell in keys if kind == "step")
-    passed = tuple(cell for kind, cell in keys if kind in ("step", "compute"))
-    fixed, per_example, sync, per_worker, across, across_per_worker, overlap = coefficients
     return StepTimeFit(
-        timed, fixed, per_example, sync, per_worker, across, across_per_worker, overlap, sigma,
-        tau, effects[:, whole], passed, weights, across_from, seed,
-        tuple(prior.is_split), prior.further(points),
-    )  # fmt: skip
+        **vars(prior.parameters(points)),
+        cells=tuple(cell for kind, cell in keys if kind == "step"),
+        effects=effects[:, np.flatnonzero(kinds == "step")],
+        passed=tuple(cell for kind, cell in keys if kind in ("step", "compute")),
+        weights=weights,
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True)
@@ -262,10 +256,12 @@ class _Prior:
     byte_seconds: float
     byte_factor: float
     is_split: Mapping[str, bool]
-    has_across: bool
+    across_from: int | None
 
     @staticmethod
-    def of(timings: Sequence[Timing], has_across: bool, byte_seconds: float | None) -> _Prior:
+    def of(
+        timings: Sequence[Timing], across_from: int | None, byte_seconds: float | None
+    ) -> _Prior:
         steps = [timing for timing in timings if timing.kind in ("step", "compute")]
         passes = pollux.Prior.from_passes(
             [timing.seconds / timing.cell.passes for timing in steps],
@@ -278,7 +274,7 @@ class _Prior:
         factor = pollux.FACTOR if byte_seconds is None else _MEASURED_FACTOR
         by_byte = byte_seconds or passes.typical / 10 / float(np.median(sent))
         is_split = {form.strategy: form.is_split for form in forms}
-        return _Prior(passes, by_byte, factor, is_split, has_across)
+        return _Prior(passes, by_byte, factor, is_split, across_from)
 
     @property
     def num_parameters(self) -> int:
@@ -286,31 +282,27 @@ class _Prior:
 
     @property
     def _num_of_first(self) -> int:
-        return 9 if self.has_across else 7
+        return 7 if self.across_from is None else 9
 
-    def parameters(self, points: Array) -> tuple[Array, ...]:
-        """Return the parameters of the first strategy and those of all, at points of the
-        sampler.
-        """
-        first = next(iter(self.is_split))
-        exchanges: list[Array] = []
-        for place in ((2, 3), (7, 8) if self.has_across else (2, 3)):
-            exchanges += self._exchange(first, points[:, place[0]], points[:, place[1]])
-        return (
-            self.passes.fixed_seconds(points[:, 0]), self.passes.example_seconds(points[:, 1]),
-            *exchanges, self.passes.overlap(points[:, 4]),
-            *(pollux.SPREAD * _SPREAD_FACTOR ** points[:, place] for place in (5, 6)),
+    def parameters(self, points: Array) -> Parameters:
+        """Return the parameters at points of the sampler."""
+        columns, strategies = points.T, dict[str, StrategyParameters]()
+        first, *others = self.is_split
+        exchange = self._exchange(first, columns[2], columns[3])
+        strategies[first] = StrategyParameters(np.ones(len(points)), *exchange)
+        begins = range(self._num_of_first, self.num_parameters, 3)
+        for strategy, begin in zip(others, begins, strict=True):
+            factor, sync, more = columns[begin : begin + 3]
+            exchange = self._exchange(strategy, sync, more)
+            strategies[strategy] = StrategyParameters(_COMPUTE_FACTOR**factor, *exchange)
+        sigma, tau = (pollux.SPREAD * _SPREAD_FACTOR**column for column in columns[5:7])
+        across = None
+        if self.across_from is not None:
+            across = self.across_from, *self._exchange(first, columns[7], columns[8])
+        return Parameters(
+            self.passes.fixed_seconds(columns[0]), self.passes.example_seconds(columns[1]),
+            self.passes.overlap(columns[4]), sigma, tau, strategies, across,
         )  # fmt: skip
-
-    def further(self, points: Array) -> tuple[StrategyParameters, ...]:
-        """Return the parameters of the other strategies."""
-        parameters, begin = [], self._num_of_first
-        for strategy in [*self.is_split][1:]:
-            factor, first, more = points[:, begin : begin + 3].T
-            exchange = self._exchange(strategy, first, more)
-            parameters.append(StrategyParameters(_COMPUTE_FACTOR**factor, *exchange))
-            begin += 3
-        return tuple(parameters)
 
     def _exchange(self, strategy: str, first: Array, more: Array) -> tuple[Array, Array]:
         sync = self.passes.sync_seconds(first)
@@ -325,27 +317,25 @@ def _rows(cells: Sequence[Cell], strategies: Sequence[str]) -> Array:
     return np.array(rows, float)
 
 
-def _seconds(
-    coefficients: Sequence[Array], further: Sequence[StrategyParameters], rows: Array,
-    kinds: NDArray[np.str_], across_from: int | None
-) -> Array:  # fmt: skip
+def _seconds(parameters: Parameters, rows: Array, kinds: NDArray[np.str_]) -> Array:
     """Return the seconds by the formula for each pair of a cell and a kind of timing, such as
     `step` or `exchange`. The shape is (draws, cells). `rows` are those of `_rows`.
     """
-    fixed, per_example, *exchanges, overlap = (values[:, None] for values in coefficients)
+    overlap = parameters.overlap[:, None]
+    fixed, per_example = parameters.pass_seconds[:, None], parameters.example_seconds[:, None]
     batch, workers, passes, strategy, costs, busy, sent, is_split = rows.T
-    one_pass: Array = (fixed * costs + per_example * batch) / busy
-    within, within_more, across, across_more = exchanges
+    factor, sync, sync_more = (
+        np.take(np.stack(values, axis=1), strategy.astype(int), axis=1)
+        for values in zip(*parameters.strategies.values(), strict=True)
+    )
+    one_pass: Array = (fixed * costs + per_example * batch) / busy * factor
     # Bytes of split models, and workers of others, make an exchange longer.
     more = np.where(is_split, sent, workers - 2)
-    is_across = workers >= (np.inf if across_from is None else across_from)
-    is_across &= (strategy == 0) & ~is_split.astype(bool)
-    exchange = np.where(is_across, across + across_more * more, within + within_more * more)
-    for place, parameters in enumerate(further, start=1):
-        has_strategy = strategy == place
-        one_pass[:, has_strategy] *= parameters.compute_factor[:, None]
-        by_more = parameters.sync_more_seconds[:, None] * more[has_strategy]
-        exchange[:, has_strategy] = parameters.sync_seconds[:, None] + by_more
+    exchange: Array = sync + sync_more * more
+    if parameters.across is not None:
+        fewest, across, across_more = parameters.across
+        is_across = (workers >= fewest) & (strategy == 0) & ~is_split.astype(bool)
+        exchange[:, is_across] = across[:, None] + across_more[:, None] * more[is_across]
     seconds: Array = passes * one_pass
     is_apart = (kinds == "exchange") & (workers > 1)
     seconds[:, is_apart] = exchange[:, is_apart]
@@ -361,12 +351,3 @@ def _seconds(
         exposed = np.maximum(whole - passing, 1e-12)
         seconds[:, meets] = np.where(kinds[meets] == "step", step, exposed)
     return seconds
-
-
-def _doublings(value: float, measured: Sequence[float]) -> float:
-    """Return by how many doublings a value, such as a local batch, lies above the largest or below
-    the smallest measured value; 0 if it lies between them.
-    """
-    if not measured:
-        return 0.0
-    return float(max(0.0, np.log2(value / max(measured)), np.log2(min(measured) / value)))

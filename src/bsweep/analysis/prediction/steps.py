@@ -77,12 +77,10 @@ class StepsFit:
         """
         if batch in self.batches:
             return self.curve(batch) + self.effects[:, self.batches.index(batch)]
-        beyond = max(0.0, np.log2(batch / max(self.batches)), np.log2(min(self.batches) / batch))
+        beyond = likelihood.doublings_beyond(batch, self.batches)
         # The seed depends on the batch alone: all worker counts share one effect.
-        rng = np.random.default_rng([self.seed, round(1e3 * batch)])
-        return np.asarray(
-            self.curve(batch) + self.tau * np.sqrt(1 + beyond) * rng.standard_normal(len(self.tau))
-        )
+        seeds = self.seed, round(1e3 * batch)
+        return self.curve(batch) + likelihood.effect_beyond(self.tau, beyond, seeds)
 
 
 def fit_steps(
