@@ -16,6 +16,7 @@ If no target can be chosen, it is the target that the runs agree on, although no
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -27,8 +28,8 @@ from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import evaluated_part
 from bsweep.analysis.study.numbers import number
-from bsweep.analysis.study.targets import best_scores, to_target
-from bsweep.config.target import SETTINGS, Target
+from bsweep.analysis.study.targets import best_scores, named_targets, to_target
+from bsweep.config.target import Target
 from bsweep.core.words import counted
 
 # Batch sizes that must reach the target for steps to give the critical batch without help.
@@ -50,7 +51,8 @@ def common_target(study: Study) -> tuple[Target, str] | None:
         The target and its origin, which is empty if the runs name this target; None if the runs
         name no single target and `supported_target` finds none.
     """
-    named = _named(study)
+    part = evaluated_part(study.runs)
+    named = [replace(target, part=part) for target in named_targets(study.runs)]
     if len(named) == 1 and to_target(study, named[0])["reached"].any():
         return named[0], ""
     # Only the best rates count: a rate that does not suit a batch says nothing of what it reaches.
@@ -82,16 +84,6 @@ def best_seen(study: Study, target: Target) -> str:
     scores = target.sign * to_target(study, target)[["best", "last"]].astype(float)
     median, last = (number(float(target.sign * value)) for value in scores.max())
     return f"The best median of three evaluations is {median} (best last evaluation: {last})"
-
-
-def _named(study: Study) -> list[Target]:
-    """Return the different targets in the settings of a study's runs."""
-    return [
-        Target(metric, float(value), evaluated_part(study.runs))
-        for metric, name in SETTINGS.items()
-        if name in study.runs
-        for value in pd.to_numeric(study.runs[name]).dropna().unique()
-    ]
 
 
 def supported_target(study: Study) -> tuple[Target, str] | None:

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from bsweep.analysis.conclusions.prediction_texts import Prediction
 from bsweep.analysis.conclusions.prediction_warnings import warnings_of
 from bsweep.analysis.conclusions.simulated import check_networks, larger_grid, with_simulated
@@ -24,7 +22,8 @@ from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.simulation import constants as constants_of
 from bsweep.analysis.study.folder import load
 from bsweep.analysis.study.frames import LargerClusters, Study
-from bsweep.config.target import Target, target_of
+from bsweep.analysis.study.targets import named_targets
+from bsweep.config.target import SETTINGS, Target, target_of
 from bsweep.config.values import counts
 from bsweep.core.words import counted, listed
 
@@ -196,14 +195,15 @@ def on_networks(
 def _target(study: Study, accuracy: float | None, loss: float | None) -> Target:
     """Return the target that is given, or else the one that the study's runs name."""
     if accuracy is None and loss is None:
-        values = study.runs.reindex(columns=["target_accuracy", "target_loss"]).astype(float)
-        named = values.drop_duplicates().dropna(how="all")
-        if len(named) != 1 or named.notna().to_numpy().sum() != 1:
+        named = [*named_targets(study.runs)]
+        if len(named) != 1:
             raise ValueError(
                 "give a target: --target-accuracy 0.9, or --target-loss, because the runs name "
                 "no target, or several."
             )
-        accuracy, loss = (None if np.isnan(value) else float(value) for value in named.iloc[0])
+        accuracy, loss = (
+            named[0].value if named[0].metric == metric else None for metric in SETTINGS
+        )
     return target_of(accuracy, loss)
 
 

@@ -94,6 +94,16 @@ def best_scores(study: Study, metric: str) -> pd.Series[float]:
     return pd.Series(best, dtype=float)
 
 
+def named_targets(runs: pd.DataFrame) -> dict[Target, pd.Series[str]]:
+    """Return the different targets in the settings of runs, each with the ids of its runs."""
+    return {
+        Target(metric, float(value)): runs.loc[values == value, "run_id"]
+        for metric, name in SETTINGS.items()
+        for values in [pd.to_numeric(runs.get(name, pd.Series(dtype=float)), errors="coerce")]
+        for value in values.dropna().unique()
+    }
+
+
 def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
     """Return the table of runs with added columns: whether a run reached the target in its
     settings, and the seconds, steps, epochs and examples that it needed, or upper bounds of them.
@@ -101,17 +111,12 @@ def with_own_targets(runs: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFr
     The runs stay as they are if they have these columns already, as in a CSV, or if none names a
     target.
     """
-    targets = [
-        (Target(metric, float(value)), runs.loc[values == value, "run_id"])
-        for metric, name in SETTINGS.items()
-        for values in [pd.to_numeric(runs.get(name, pd.Series(dtype=float)), errors="coerce")]
-        for value in values.dropna().unique()
-    ]
+    targets = named_targets(runs)
     if "reached" in runs or not targets:
         return runs
     amounts = pd.concat([
         crossings(evaluations[evaluations["run_id"].isin(run_ids)], target).reindex(run_ids)
-        for target, run_ids in targets
+        for target, run_ids in targets.items()
     ])[_OF_RUNS]  # fmt: skip
     flags = {name: amounts[name].eq(True) for name in ("reached", "is_bound")}
     return runs.join(amounts.assign(**flags), on="run_id")
