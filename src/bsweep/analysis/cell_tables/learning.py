@@ -9,6 +9,7 @@ import pandas as pd
 
 from bsweep.analysis.cell_tables.common_target import common_target
 from bsweep.analysis.cell_tables.keys import cell_keys, keyed, levels
+from bsweep.analysis.cell_tables.means import cell_means
 from bsweep.analysis.cell_tables.statistics import summarise
 from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.frames import Study
@@ -56,13 +57,9 @@ def accuracy_by_time(study: Study) -> pd.DataFrame:
     Returns:
         The table. Times are in seconds, accuracies are fractions.
     """
-    keys, filled = cell_keys(study.runs), keyed(study.runs)
     ends = study.evaluations.drop_duplicates(["run_id", "epoch"], keep="last")
-    shown = ends[["run_id", "epoch", "train_seconds", "test_accuracy"]].dropna()
-    curves = shown.rename(columns={"train_seconds": "elapsed_seconds"}).merge(
-        filled.loc[filled["status"] == "completed", ["run_id", "seed", *keys]], on="run_id"
-    )
-    return summarise(curves, [*keys, "epoch"], ["elapsed_seconds", "test_accuracy"])
+    ends = ends.rename(columns={"train_seconds": "elapsed_seconds"}).set_index(["run_id", "epoch"])
+    return cell_means(study, ends[["elapsed_seconds", "test_accuracy"]].dropna())
 
 
 @cached

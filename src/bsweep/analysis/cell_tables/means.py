@@ -61,15 +61,10 @@ def cells(runs: pd.DataFrame) -> pd.DataFrame:
         filled = filled.assign(threads=filled["threads"].where(filled["device"] == "cpu"))
         firsts.append("threads")
     groups = filled.groupby(keys)
-    table = (
-        groups[firsts]
-        .first()
-        .assign(
-            local_batches=groups["local_batches"].agg(_either),
-            num_runs=groups.size(),
-            other_statuses=groups["status"].agg(_other_statuses),
-        )
-    )
+    table = groups[firsts].first()
+    table["local_batches"] = groups["local_batches"].agg(_either)
+    table["num_runs"] = groups.size()
+    table["other_statuses"] = groups["status"].agg(_other_statuses)
     table = table.join(summarise(filled[filled["status"] == "completed"], keys, METRICS))
     answers = groups[["chance", "num_test"]].first()
     has_learned = beats_chance(table["test_accuracy"], answers["chance"], answers["num_test"])
@@ -229,7 +224,7 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
     filled, series = keyed(runs), cell_keys(runs)[:-1]
     timed = filled[(filled["status"] == "completed") & filled["train_seconds"].notna()]
     fits = [
-        {**dict(zip(series, key, strict=True)), **_fit_seconds(group)}
+        (*key, *_fit_seconds(group))
         for key, group in timed.groupby(series)
         if group["local_batch"].nunique() >= _MIN_BATCHES_FOR_FIT
     ]
@@ -242,7 +237,7 @@ _OF_FIT = (
 )  # fmt: skip
 
 
-def _fit_seconds(runs: pd.DataFrame) -> dict[str, float]:
+def _fit_seconds(runs: pd.DataFrame) -> tuple[float, ...]:
     """Return the columns of `seconds_fits` for the runs of one series, by least squares; the
     coefficient of determination is NaN if all times are equal.
     """
@@ -252,11 +247,10 @@ def _fit_seconds(runs: pd.DataFrame) -> dict[str, float]:
     total = float(np.sum((seconds - seconds.mean()) ** 2))
     missed = 1 - (intercept + slope / batches) / seconds
     images = (runs["images_per_second"] * seconds / runs["num_workers"]).mean()
-    values = (
+    return (
         intercept, slope, 1 - unexplained / total if total else np.nan, missed.min(), missed.max(),
         len({*batches}), slope / images, intercept / images,
     )  # fmt: skip
-    return dict(zip(_OF_FIT, values, strict=True))
 
 
 @cached
@@ -521,11 +515,14 @@ _CHANGING = {
 
 def cell_means(study: Study, by_run: pd.DataFrame) -> pd.DataFrame:
     """Return for each cell what `summarise` says of the columns of `by_run` over the seeds of the
-    cell's completed runs; `by_run` has one row for each run, indexed by `run_id`.
+    cell's completed runs; `by_run` is indexed by `run_id`, and by further levels, such as `epoch`,
+    if the means are to be indexed by them too.
     """
     filled, keys = keyed(study.runs), cell_keys(study.runs)
     completed = filled.loc[filled["status"] == "completed", ["run_id", "seed", *keys]]
-    return summarise(completed.merge(by_run, on="run_id"), keys, by_run.columns)
+    further = [name for name in levels(by_run) if name != "run_id"]
+    rows = completed.merge(by_run.reset_index(further), on="run_id")
+    return summarise(rows, [*keys, *further], by_run.columns)
 
 
 def _either(texts: pd.Series[str]) -> str:
