@@ -32,7 +32,6 @@ from bsweep.analysis.prediction.ways import names_of_points
 from bsweep.analysis.study.frames import LargerClusters
 from bsweep.analysis.study.numbers import different_texts, number
 from bsweep.compose import hydra_grid, words
-from bsweep.config.groups import StrategyConfig
 from bsweep.config.programs import OwnProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.strategies import OwnStrategyConfig
@@ -210,9 +209,7 @@ def _other_steps(configs: Sequence[RunConfig]) -> Iterator[str]:
     """Yield messages about the strategies of a grid, if it has several whose runs may not take the
     same steps to a target.
     """
-    strategies: list[StrategyConfig] = []
-    for config in configs:
-        strategies += [] if config.strategy in strategies else [config.strategy]
+    strategies = [*dict.fromkeys(config.strategy for config in configs)]
     names = [str(strategy.name) for strategy in strategies]
     for strategy, name in zip(strategies, names, strict=True) if len(names) > 1 else ():
         if isinstance(strategy, OwnStrategyConfig) or not strategy.can.takes_mean:

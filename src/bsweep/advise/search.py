@@ -306,11 +306,11 @@ class Search:
     def _leave_out_what_does_not_fit(self, cell: Key) -> None:
         batch, workers, passes, way = cell
         if self.probes[cell].problem:
-            fits = {
-                key: (key[1], key[3]) != (workers, way) or key[0] / key[2] < batch / passes
-                for key in self.cells
+            self.cells = {
+                key: points
+                for key, points in self.cells.items()
+                if (key[1], key[3]) != (workers, way) or key[0] / key[2] < batch / passes
             }
-            self.cells = {key: points for key, points in self.cells.items() if fits[key]}
 
     def _learn_num_train(self, num_train: int) -> None:
         """Set the number of training examples in the points, if only the user's own program knew

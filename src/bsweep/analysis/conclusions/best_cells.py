@@ -275,9 +275,8 @@ def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seco
     """Return a sentence that names cells whose 95 % interval of time or loss overlaps that of the
     best cell; empty if there are none.
     """
-    is_near = (cells[metric] - best[metric]).abs() <= cells[f"{metric}_ci95"] + best[
-        f"{metric}_ci95"
-    ]
+    widths = cells[f"{metric}_ci95"] + best[f"{metric}_ci95"]
+    is_near = (cells[metric] - best[metric]).abs() <= widths
     rivals = cells[is_near & (cells.index != best.name)]
     if rivals.empty:
         return ""

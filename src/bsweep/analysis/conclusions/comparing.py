@@ -253,10 +253,9 @@ def compare(
     """
     if not others:
         raise ValueError("give two studies or more: bsweep compare results/before results/after.")
+    given = (study, *others)
     # `in_common` keeps runs of different hardware apart.
-    loaded = [
-        item if isinstance(item, Study) else load(item, mix=True) for item in (study, *others)
-    ]
+    loaded = [item if isinstance(item, Study) else load(item, mix=True) for item in given]
     studies = dict(zip(_names(loaded), loaded, strict=True))
     for name, compared in studies.items():
         if not (compared.runs["status"] == "completed").any():
@@ -320,16 +319,11 @@ def _tested(cells: pd.DataFrame, measure: str, share: float = 0.0) -> pd.DataFra
     """
     forward, back = (np.log, np.exp) if measure in TIMES else (np.positive, np.positive)
     null = float(np.log(1 + share)) if measure in TIMES else 0.0
-    samples = {
-        name: cells[points].map(lambda values: forward(np.array(values)))
-        for name, points in (("reference", "points_reference"), ("compared", "points"))
-    }
+    points = cells[["points_reference", "points"]].set_axis(["reference", "compared"], axis=1)
+    samples = points.map(lambda values: forward(np.array(values)))
+    means = samples.map(lambda values: values.mean() if len(values) else np.nan)
     tests = compare_means(samples["reference"], samples["compared"], null)
-    means = {
-        name: sample.map(lambda values: values.mean() if len(values) else np.nan)
-        for name, sample in samples.items()
-    }
-    table = pd.DataFrame(means).join(tests.rename(columns={"difference": "change"})).astype(float)
+    table = means.join(tests.rename(columns={"difference": "change"})).astype(float)
     return table.drop(columns="p_holm").transform(back).assign(p_holm=table["p_holm"])
 
 
@@ -434,15 +428,12 @@ def _differences(studies: Mapping[str, Study]) -> pd.DataFrame:
         if kind := "versions" if key.startswith("versions.") else _KINDS.get(key):
             kinds[key] = kind
     rows = []
-    for key, kind in kinds.items():
+    for key, kind in sorted(kinds.items(), key=lambda item: KINDS.index(item[1])):
         values = {name: _values(table, key) for name, table in tables.items()}
         if key not in _TOLD_BY_PROVENANCE and len({*values.values()}) > 1:
             texts = {name: _text(value) for name, value in values.items()}
             rows.append({"kind": kind, "key": key, **texts})
-    table = pd.DataFrame(rows, columns=["kind", "key", *studies], dtype=object)
-    return table.sort_values(
-        "kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable", ignore_index=True
-    )
+    return pd.DataFrame(rows, columns=["kind", "key", *studies], dtype=object)
 
 
 def _values(table: pd.DataFrame, key: str) -> tuple[str, ...]:

@@ -323,19 +323,18 @@ def _gains(grid: Grid, offers: Sequence[Offer], prediction: Prediction) -> pd.Da
     """Return a table of the runs that a search could train next, with the expected `gain`, the
     `cost` in worker-seconds and the `workers` of each.
     """
-    fits, gains = prediction.fitted, prediction.gains()
-    gain = dict(zip(keys_of(gains), gains["gain"], strict=True))
-    steps = dict(zip(keys_of(prediction.cells), prediction.cells["steps"], strict=True))
     batches = {*prediction.seen.runs["global_batch"]}
     means = log_objective(prediction.forecast, prediction.objective).mean(axis=0)
-    slower = dict(zip(gain, means - means[prediction.choice.place], strict=True))
+    cells = prediction.gains().assign(slower=means - means[prediction.choice.place])
+    facts = cells[["gain", "steps", "slower"]].to_numpy(float)
+    known = dict(zip(keys_of(cells), facts.tolist(), strict=True))
     rows = []
     for offer in offers:
-        cell = offer.cell
-        is_trial = offer.is_trial and cell[0] in batches
-        saved = _gain_of_rate(slower[cell]) if is_trial else float(gain[cell])
-        cost = grid.run_worker_seconds(offer, float(steps[cell]), fits.step_time)
-        rows.append((offer, saved, cost, cell[1]))
+        gain, steps, slower = known[offer.cell]
+        if offer.is_trial and offer.cell[0] in batches:
+            gain = _gain_of_rate(slower)
+        cost = grid.run_worker_seconds(offer, steps, prediction.fitted.step_time)
+        rows.append((offer, gain, cost, offer.cell[1]))
     return pd.DataFrame(rows, columns=["offer", "gain", "cost", "workers"])
 
 

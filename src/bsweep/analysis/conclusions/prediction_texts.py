@@ -231,7 +231,7 @@ class Prediction:
         Returns:
             Mappings, lists, numbers and texts that JSON can hold.
         """
-        values: dict[str, Any] = {
+        values: dict[str, Any] = plain({
             "study": self.seen.study.name,
             "target": asdict(self.target),
             "objective": asdict(self.objective),
@@ -246,9 +246,8 @@ class Prediction:
             "not_predicted": list(self.not_predicted),
             "network": self.network or None,
             **(self.networks_as_json() if self.network else {}),
-        }
-        plain_values: dict[str, Any] = plain(values)
-        return plain_values
+        })  # fmt: skip
+        return values
 
     def networks_as_json(self) -> dict[str, Any]:
         """Return the predictions for all simulated networks in plain values.

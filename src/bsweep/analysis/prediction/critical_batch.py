@@ -72,9 +72,8 @@ def from_steps(fit: StepsFit) -> CriticalBatch:
     low, value, high = np.quantile(fit.critical_batch, [INTERVAL[0], 0.5, INTERVAL[1]])
     width = np.std(np.log(fit.critical_batch)) / np.log(10)
     few = f"not identifiable: {counted(len(fit.batches), 'batch size')} determine it poorly"
-    return CriticalBatch(
-        "steps to target", float(value), float(low), float(high), few if width > _MOST_WIDTH else ""
-    )
+    verdict = few if width > _MOST_WIDTH else ""
+    return CriticalBatch("steps to target", float(value), float(low), float(high), verdict)
 
 
 def from_noise_scale(records: pd.DataFrame) -> CriticalBatch:
@@ -115,9 +114,8 @@ def from_noise_scale(records: pd.DataFrame) -> CriticalBatch:
     low, high = np.quantile(ratios, [INTERVAL[0], min(1.0, INTERVAL[1] / (1 - is_bad.mean()))])
     local = [np.sum(np.concatenate(group), axis=0) for group in groups]
     value = float(weights @ [variance / square for variance, square in local])
-    return CriticalBatch(
-        source, value, float(low), float(high), ratio_of_sums=float(total[0] / total[1])
-    )
+    of_sums = float(total[0] / total[1])
+    return CriticalBatch(source, value, float(low), float(high), ratio_of_sums=of_sums)
 
 
 def _parts(runs: Sequence[Array]) -> list[Array]:

@@ -203,10 +203,8 @@ def drawn(
 
 def _quantiles(name: str, logs: Array, spread: Array | None = None) -> pd.DataFrame:
     low, high = np.quantile(logs if spread is None else spread, INTERVAL, axis=0)
-    return pd.DataFrame(
-        np.exp([np.median(logs, axis=0), low, high]).T,
-        columns=[name, f"{name}_low", f"{name}_high"],
-    )
+    values = np.exp([np.median(logs, axis=0), low, high]).T
+    return pd.DataFrame(values, columns=[name, f"{name}_low", f"{name}_high"])
 
 
 def _parts(
@@ -254,9 +252,8 @@ def measured_log(runs: pd.DataFrame, steps: StepsFit, step_time: StepTimeFit) ->
     count as longer than they trained, because the mean of the others alone would favour fast runs.
     The result is NaN where the time of no run is known exactly, but by a bound at most.
     """
-    return mean_log(
-        to_target_of(runs, "seconds"), float(np.median(np.hypot(steps.sigma, step_time.sigma)))
-    )
+    scatter = float(np.median(np.hypot(steps.sigma, step_time.sigma)))
+    return mean_log(to_target_of(runs, "seconds"), scatter)
 
 
 def are_unreached(batches: pd.Series[int], runs: pd.DataFrame) -> pd.Series[bool]:
@@ -266,15 +263,14 @@ def are_unreached(batches: pd.Series[int], runs: pd.DataFrame) -> pd.Series[bool
     A completed run does not count if it trained on fewer examples than each run that reached the
     target needed. It was too short to tell.
     """
-    # NaN if no run reached the target.
-    fewest = runs.loc[runs["reached"].eq(True), "examples_to_target"].astype(float).min()
+    # The fewest examples and the largest batch are NaN if no run reached the target.
+    reached = runs[runs["reached"].eq(True)]
+    fewest = reached["examples_to_target"].astype(float).min()
+    is_short = (runs["status"] == "completed") & (runs["trained_examples"].astype(float) < fewest)
     has_ended = runs["status"].isin(["completed", "diverged"]) & runs["reached"].eq(False)
-    has_ended &= ~(
-        (runs["status"] == "completed") & (runs["trained_examples"].astype(float) < fewest)
-    )
-    reached = runs.loc[runs["reached"].eq(True), "global_batch"]
-    missed = set(runs.loc[has_ended, "global_batch"]) - set(reached)
-    least = min((batch for batch in missed if not batch < reached.max()), default=np.inf)
+    missed = set(runs.loc[has_ended & ~is_short, "global_batch"]) - set(reached["global_batch"])
+    largest = reached["global_batch"].max()
+    least = min((batch for batch in missed if not batch < largest), default=np.inf)
     return batches.isin(missed) | (batches >= least)
 
 
@@ -327,11 +323,8 @@ def problems_of_cells(runs: pd.DataFrame, table: pd.DataFrame, way: Way) -> list
             batch > min(largest, default=math.inf) and not has_fit
         )
 
-    lost = (
-        runs.assign(is_lost=(runs["status"] == "diverged") & ~runs["reached"].eq(True))
-        .groupby(CELL)["is_lost"]
-        .all()
-    )
+    is_lost = (runs["status"] == "diverged") & ~runs["reached"].eq(True)
+    lost = is_lost.groupby([runs[name] for name in CELL]).all()
     diverged = set(lost.index[lost])
     return [
         "out of memory" if is_too_large(row)

@@ -28,10 +28,8 @@ def watts(runs: pd.DataFrame, cells: pd.DataFrame) -> Array:
     `cells` has the columns `CELL` and `step_seconds`. The energy of runs, `energy_joules`, covers
     their training steps, as `train_seconds` does.
     """
-    if "energy_joules" not in runs:
-        return np.full(len(cells), np.nan)
-    worker_seconds = runs["train_seconds"].astype(float) * runs["num_workers"]
-    watts = runs["energy_joules"].astype(float) / worker_seconds
+    energy = runs.get("energy_joules", pd.Series(np.nan, runs.index)).astype(float)
+    watts = energy / (runs["train_seconds"].astype(float) * runs["num_workers"])
     known = runs.assign(watts=watts, rate=_rates(runs)).dropna(subset=["watts", "rate"])
     known = known[known["watts"] > 0]
     if known.empty:
@@ -41,9 +39,7 @@ def watts(runs: pd.DataFrame, cells: pd.DataFrame) -> Array:
         known["rate"].to_numpy(float),
         np.asarray(_rates(cells), np.float64),
     )
-    measured = cells[CELL].merge(
-        known.groupby(CELL)["watts"].mean().reset_index(), on=CELL, how="left"
-    )["watts"]
+    measured = cells[CELL].join(known.groupby(CELL)["watts"].mean(), on=CELL)["watts"]
     return np.where(measured.notna(), measured.to_numpy(float), fitted)
 
 

@@ -126,13 +126,11 @@ def probe_timings(path: str | Path) -> tuple[Timing, ...]:
             f"{path}: a prediction needs a local batch that was timed on every worker, and there "
             "is none. Run `bsweep probe` again, which times a batch of 1 on every worker."
         )
-    timings = []
-    for size in shared:
-        slowest = max(worker[size] for worker in seconds)
-        timings.append(Timing(Cell(float(size), workers, passes), slowest, "compute"))
+    cells = [Cell(float(size), workers, passes) for size in shared]
+    slowest = [max(worker[size] for worker in seconds) for size in shared]
+    timings = [Timing(*pair, "compute") for pair in zip(cells, slowest, strict=True)]
     if probe.exchange_seconds > 0:
-        cell = Cell(float(shared[0]), workers, passes)
-        timings.append(Timing(cell, probe.exchange_seconds, "exchange"))
+        timings.append(Timing(cells[0], probe.exchange_seconds, "exchange"))
     return tuple(timings)
 
 

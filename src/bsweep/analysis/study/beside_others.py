@@ -8,7 +8,6 @@ chip. Their times therefore do not compare with times of runs that ran alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,10 +36,12 @@ def without_times(study: Study) -> Study:
     run_ids = timed_beside(study.provenance)
     if not run_ids:
         return study
-    tables: dict[str, Any] = {
-        name: _blanked(getattr(study, name), table, run_ids)
-        for name, table in columns.TABLES.items()
-    }
+    tables: dict[str, Any] = {}
+    for name, table in columns.TABLES.items():
+        rows = getattr(study, name)
+        times = [key for key in columns.names(table) if key in rows and _OF_CLOCKS.search(key)]
+        is_beside = rows["run_id"].isin(run_ids)
+        tables[name] = rows.assign(**{key: rows[key].mask(is_beside) for key in times})
     return replace(study, **tables, warnings=(*study.warnings, left_out(study.provenance)))
 
 
@@ -63,11 +64,3 @@ def left_out(provenance: pd.DataFrame) -> str:
         "kept. To include the times, use bsweep report --beside, or bsweep.load(..., beside=True) "
         "in Python."
     )
-
-
-def _blanked(
-    rows: pd.DataFrame, table: Sequence[columns.Column], run_ids: Sequence[str]
-) -> pd.DataFrame:
-    names = [name for name in columns.names(table) if name in rows and _OF_CLOCKS.search(name)]
-    is_beside = rows["run_id"].isin(run_ids)
-    return rows.assign(**{name: rows[name].mask(is_beside) for name in names})

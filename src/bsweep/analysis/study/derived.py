@@ -174,14 +174,12 @@ def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
     """
     first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce")
     batches = first.fillna(runs["local_batch"]) * _numbers(runs, "accumulation_steps").fillna(1)
-    rates = map(
-        lambda lr, rule, reference, examples, workers: scaled_rate(
-            lr, rule, reference_batch=reference, rate_batch=examples, num_workers=workers
-        ),
-        runs["lr"],
-        runs["lr_rule"].astype(object).fillna("fixed"),
-        _numbers(runs, "optimizer.reference_batch").astype(float),
-        batches.where(runs["strategy"] == "diloco", runs["global_batch"]).astype(float),
-        runs["num_workers"],
-    )
-    return pd.Series([*rates], runs.index, dtype=float)
+    rules = runs["lr_rule"].astype(object).fillna("fixed")
+    references = _numbers(runs, "optimizer.reference_batch").astype(float)
+    examples = batches.where(runs["strategy"] == "diloco", runs["global_batch"]).astype(float)
+    settings = zip(runs["lr"], rules, references, examples, runs["num_workers"], strict=True)
+    rates = [
+        scaled_rate(lr, rule, reference_batch=reference, rate_batch=size, num_workers=workers)
+        for lr, rule, reference, size, workers in settings
+    ]
+    return pd.Series(rates, runs.index, dtype=float)

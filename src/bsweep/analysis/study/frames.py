@@ -141,10 +141,8 @@ class Study:
         return "\n".join(f"{name}: {text}" for name, text in self._in_short().items())
 
     def _repr_html_(self) -> str:
-        rows = (
-            f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>"
-            for name, text in self._in_short().items()
-        )
+        texts = {name: html.escape(text) for name, text in self._in_short().items()}
+        rows = (f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in texts.items())
         return f"<table>{''.join(rows)}</table>"
 
     def _in_short(self) -> dict[str, str]:

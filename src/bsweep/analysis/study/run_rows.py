@@ -235,21 +235,21 @@ def _rows_by_worker(epochs: Rows) -> dict[str, list[dict[str, Any]]]:
     """Return a row for each worker or server of a run, with its sums, largest values or means over
     the run's epochs, for the tables of servers, waits, memory and stages.
     """
-    by_epoch: dict[str, list[Any]] = {
-        "servers": [epoch.get("servers") for epoch in epochs],
-        "waits": [
-            [{"wait_seconds": wait} for wait in epoch.get("worker_wait_seconds") or ()]
-            for epoch in epochs
-        ],
-        "memory": [epoch.get("worker_memory") for epoch in epochs],
-        "stages": [
-            [load and asdict(StageLoad(**load)) for load in epoch.get("stage_loads") or ()]
-            for epoch in epochs
-        ],
-    }
+    by_epoch: list[dict[str, Any]] = [
+        {
+            "servers": epoch.get("servers"),
+            "waits": [{"wait_seconds": wait} for wait in epoch.get("worker_wait_seconds") or ()],
+            "memory": epoch.get("worker_memory"),
+            "stages": [
+                load and asdict(StageLoad(**load)) for load in epoch.get("stage_loads") or ()
+            ],
+        }
+        for epoch in epochs
+    ]
     tables: dict[str, list[dict[str, Any]]] = {}
-    for table, listed in by_epoch.items():
+    for table in ("servers", "waits", "memory", "stages"):
         _, place, *others = columns.names(columns.TABLES[table])  # the first is `run_id`
+        listed = [values[table] for values in by_epoch]
         tables[table] = [
             {place: number}
             | {
