@@ -60,9 +60,7 @@ class Staged(Truth):
         return passes * (fixed + self.example_seconds * local_batch) / (1 - bubble)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    study = tmp_path_factory.mktemp("ways") / "known"
+def write(study: Path) -> None:
     staged = {number: Staged(microbatches=number, pass_seconds=0.002) for number in (4, 16)}
     runs: list[tuple[Truth, dict[str, Any], int, int]] = [
         *((Truth(), DDP, batch, workers) for batch in (64, 256, 512) for workers in (1, 2, 4)),
@@ -73,6 +71,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     for truth, settings, batch, workers in runs:
         write_target_study(study, truth, (batch,), (workers,), seeds=(0, 1), settings=settings)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    study = tmp_path_factory.mktemp("ways") / "known"
+    write(study)
     return study
 
 

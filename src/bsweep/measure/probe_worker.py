@@ -85,8 +85,8 @@ def measure(
 
 
 def with_graphs_of_run(config: RunConfig) -> RunConfig:
-    """Return the configuration for the probe of a run, without CUDA graphs where the run's exchanges
-    within passes rule them out.
+    """Return the configuration for the probe of a run, without CUDA graphs where the exchanges of
+    the run within passes rule them out.
     """
     graph = config.graph and not config.strategy.can.exchanges_in_passes
     return replace(config, graph=graph)
