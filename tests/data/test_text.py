@@ -137,7 +137,8 @@ def test_a_run_on_a_text_learns_and_counts_its_tokens(tmp_path: Path) -> None:
     runs = tmp_path / "results/s/report/runs.csv"
     assert str(tmp_path) not in runs.read_text(), "its name tells the data, not its place"
     (folder,) = (file.parent for file in tmp_path.glob("results/s/*/summary.json"))
-    (start,), epochs = (recorded(folder, kind) for kind in ("start", "epoch"))
+    (start,) = recorded(folder, "start")
+    epochs = recorded(folder, "epoch")
     assert (start["tokens_per_example"], start["classes"], start["num_train"]) == (32, [], 562)
     losses = [epoch["test_loss"] for epoch in epochs]
     assert losses == sorted(losses, reverse=True)

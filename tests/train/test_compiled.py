@@ -22,7 +22,8 @@ def test_compiled_steps_train_the_same_model(tmp_path: Path) -> None:
     words = ("channels_last=false", "accumulation_steps=2")
     plain = trained(tmp_path / "plain", *words)
     compiled = trained(tmp_path / "compiled", *words, "compile=true")
-    (before,), (start,) = (recorded(tmp_path / run, "start") for run in ("plain", "compiled"))
+    (before,) = recorded(tmp_path / "plain", "start")
+    (start,) = recorded(tmp_path / "compiled", "start")
     assert (before["compile"], before["compile_seconds"]) == (False, None)
     assert start["compile"] is True
     assert start["compile_seconds"] > 0
