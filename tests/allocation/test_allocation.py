@@ -246,6 +246,7 @@ def test_the_run_id_follows_the_lists_and_not_where_they_came_from(tmp_path: Pat
     given = resolved(tmp_path, None, *policy, "allocation.local_steps=[100,104,145,117]")
     other = resolved(tmp_path, None, *policy, "allocation.local_steps=[100,104,145,118]")
     assert nominal.run_id == given.run_id != other.run_id
+    assert [devices.flops(node) for node in NODES] == pytest.approx(FLOPS)
 
 
 def test_flops_are_nominal_for_all_workers_or_measured_for_all(tmp_path: Path) -> None:

@@ -235,7 +235,8 @@ def test_the_fastest_is_among_the_accurate_that_have_learned(tmp_path: Path) -> 
 TWO_HOSTS = {"launch.hosts": "h1:1,h2:1", "launch.network_interface": "eth0"}
 OTHER_NAMES, IB = {"launch.hosts": "a:1,b:1"}, {"launch.network_interface": "ib0"}
 ADAMW = {"optimizer.name": "adamw", "optimizer.weight_decay": 0.01}
-AUTO = {"precision": "auto"}
+AUTO = {"settings": {"precision": "auto"}}
+FOUR_T4 = {"meta": META | {"gpus": ["Tesla T4, 550.1, 15 GiB"] * 4}}
 
 
 def with_threads(number: int) -> dict[str, Any]:
@@ -252,8 +253,8 @@ def with_threads(number: int) -> dict[str, Any]:
         ({}, {"settings": ADAMW}, "optimizer", ""),
         ({}, {"settings": {"batching.name": "fixed"}}, None, ""),  # the first is older than the key
         (with_threads(1), with_threads(2), "threads", ""),
-        ({"settings": AUTO}, {"settings": AUTO, "precision": "bf16"}, "precision", "ion on cpu"),
-        ({}, {"meta": META | {"gpus": ["Tesla T4, 550.1, 15 GiB"] * 4}}, "hardware", "4 x Tesla"),
+        (AUTO, AUTO | {"precision": "bf16"}, "precision", "precision on cpu"),
+        ({}, FOUR_T4, "hardware", "4 x Tesla T4"),
     ],
 )
 def test_cells_are_told_apart_by_settings_but_not_by_their_labels(

@@ -60,5 +60,7 @@ def test_what_is_mistyped_is_answered_with_what_was_meant(
     write_run(tmp_path / "results/mine", local_batch=8, epochs=1)
     before = sorted(tmp_path.rglob("*"))
     assert exit_code(*typed.split()) == BAD_CONFIG
-    assert said in capsys.readouterr().err
+    answer = capsys.readouterr().err
+    assert said in answer
+    assert answer.count("bsweep: ") + answer.count(": error: ") == 1, "it is said once"
     assert sorted(tmp_path.rglob("*")) == before, "nothing was started"

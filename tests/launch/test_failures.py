@@ -80,7 +80,11 @@ def outcome_of(
         (ERROR, [(1, -signal.SIGABRT)], "rank 0 failed: OutOf"),
         (ERROR, [(1, -signal.SIGKILL)], "rank 1 was ended by SIGKILL"),
         (None, [(0, 1), (1, -signal.SIGABRT)], "rank 1 was ended by SIGABRT"),
-        (LATER, [(0, 1)], "rank 1 ended without a message, perhaps killed from outside; then rank"),
+        (
+            LATER,
+            [(0, 1)],
+            "rank 1 ended without a message, perhaps killed from outside; then rank 0 ended",
+        ),
     ],
     ids=["an error before a crash", "a kill", "a crash", "a silent end"],
 )

@@ -151,7 +151,10 @@ def problems_of(config: RunConfig, **changes: object) -> list[str]:
         ({"python": "3.9.1"}, "h2: Python 3.9 there, "),
         ({"code": "c0ffee"}, "h2: its bsweep has different code"),
         ({"point": "c0ffee"}, "is not the same folder there: put results_dir on a file system"),
-        ({"data": {"num_train": 5}}, "h2: data=synthetic differs between there and here: give all"),
+        (
+            {"data": {"num_train": 5}},
+            "h2: data=synthetic differs between there and here: give all hosts the same files",
+        ),
         ({"gpus": 1}, "h2: it has 1 GPU for 2 workers: give it no more slots than GPUs"),
         ({"without_ipv4": ["h3"]}, "h2: it reaches h3 by IPv6 only, and Horovod needs IPv4: give"),
         ({"versions": dict.fromkeys(machine_facts.PACKAGES)}, "h2: torch is not there, "),

@@ -19,8 +19,15 @@ from tests.support.training import set_up
 
 DATA = (*TINY, "data.num_train=300", "data.shape=[3,32,32]")
 LARGE = (
-    *(*TINY, "data.num_train=120", "data.shape=[3,64,64]"),  # few channels: much memory
-    *("model=tiny_cnn", "model.width=16", "study=s", "local_batch=8", "num_workers=2", "epochs=1"),
+    *TINY,
+    "data.num_train=120",
+    "data.shape=[3,64,64]",  # with few channels: much memory and little to compute
+    "model=tiny_cnn",
+    "model.width=16",
+    "study=s",
+    "local_batch=8",
+    "num_workers=2",
+    "epochs=1",
     "launch.threads_per_worker=1",
 )
 POINT = (*LARGE, "data.num_train=16", "data.shape=[3,8,8]", "model.width=8")
@@ -103,6 +110,16 @@ def test_a_memory_limit_holds_in_training_as_in_the_probe(
 
 
 LONE = (*POINT, "num_workers=1", "launch=inline", "strategy=single", "launch.memory_limit_mb=[200]")
+
+
+@pytest.mark.full
+def test_a_batch_that_does_not_fit_ends_a_probe(tmp_path: Path) -> None:
+    env = imported_first(tmp_path, SPOILT)
+    result = ran_ok("probe", *LONE, cwd=tmp_path, env=env)
+    (found,) = json.loads((tmp_path / "results/s/probe.json").read_text())["workers"]
+    assert [batch["local_batch"] for batch in found["batches"]] == [1, 2, 4, 8]
+    assert found["stopped_by"] == "out_of_memory"
+    assert "local batch 16: out of memory" in result.stdout
 
 
 def test_after_a_point_that_does_not_fit_the_same_process_trains_no_other(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,21 @@ def sized(monkeypatch: pytest.MonkeyPatch, num_cores: int, num_gpus: int = 0) ->
     monkeypatch.setattr(resources, "usable_cores", lambda: tuple(range(num_cores)))
     monkeypatch.setattr(resources, "num_gpus", lambda device: 0 if device == "cpu" else num_gpus)
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+
+
+def test_nothing_begins_once_a_signal_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_point(index: int, _: object) -> str:
+        (tmp_path / str(index)).touch()
+        os.kill(os.getppid(), signal.SIGINT)  # which this process gets from its parent process
+        time.sleep(60)
+        return "completed"
+
+    sized(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        parallel.run_at_once([point(1, f"seed={seed}") for seed in range(3)], run_point)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
 def test_a_point_whose_process_is_killed_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,11 @@ from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import World, num_cores
 from bsweep.launch import environment
 from bsweep.runlog.errors import errors_reported
-from bsweep.runlog.files import RunPaths
+from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.reading import read_records
+from bsweep.runlog.records import Event
 from bsweep.study.provenance import provenance
+from bsweep.study.run_point import prepare, read_earlier
 from tests.support.running import (
     ROOT,
     TINY,
@@ -44,6 +46,7 @@ from tests.support.running import (
     wait_for,
     workers_left,
 )
+from tests.support.saved import save_checkpoint
 from tests.support.synthetic_study import write_run
 from tests.support.training import train
 
@@ -394,3 +397,17 @@ def test_runs_of_each_command_of_a_process_record_it(monkeypatch: pytest.MonkeyP
     for seed in ("seed=1", "seed=2"):
         monkeypatch.setattr(sys, "argv", ["bsweep run", seed])
         assert provenance()["command"] == f"bsweep run {seed}"
+
+
+def test_what_was_written_after_a_checkpoint_is_gone_when_a_run_resumes(tmp_path: Path) -> None:
+    config = compose("local_batch=8", f"results_dir={tmp_path}")
+    paths = RunPaths(config.folder)
+    paths.folder.mkdir(parents=True)
+    with RunLog(paths.metrics) as log:
+        log.write(Event(event="warning", message="before"))
+        checkpoint, before = save_checkpoint(paths), paths.metrics.read_bytes()
+        log.write(Event(event="warning", message="after"))
+    earlier = read_earlier(paths)
+    assert earlier.checkpoint == checkpoint
+    prepare(config, paths, earlier)
+    assert paths.metrics.read_bytes() == before

@@ -99,6 +99,7 @@ class Growing(Policy):
 ALONE = "strategy=own strategy.target=parts.py:Alone"
 BATCHING = "batching=own batching.target"
 OPTIMIZER = "optimizer=own optimizer.target"
+SGD = f"{OPTIMIZER}=torch.optim:SGD +optimizer.options"
 SERVERS = "num_workers=4 strategy=parameter_server strategy.sharding=memory"
 ADAPTED = "num_workers=2 strategy=diloco allocation=steps_by_speed allocation.adapt_every=2"
 
@@ -135,9 +136,12 @@ def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:
     [
         (f"{OPTIMIZER}=parts.py:no_optimizer", "returned list, not a torch.optim"),
         (f"{OPTIMIZER}=parts.py:NoRate", "param_groups have no 'lr'"),
-        (f"{OPTIMIZER}=torch.optim:SGD +optimizer.options.nesterov=1", "error(.|\n)*ValueError"),
-        (f"{OPTIMIZER}=torch.optim:SGD +optimizer.options.weight_decay=1", "give optimizer.weight"),
-        (f"{OPTIMIZER}=parts.py:Shapes optimizer.by_layer=true {SERVERS}", "it needs whole layers"),
+        (f"{SGD}.nesterov=1", "error(.|\n)*ValueError"),
+        (f"{SGD}.weight_decay=1", "give optimizer.weight_decay="),
+        (
+            f"{OPTIMIZER}=parts.py:Shapes optimizer.by_layer=true {SERVERS}",
+            "optimizer=own with .*: it needs whole layers",
+        ),
         (f"{BATCHING}=parts.py:Growing {ADAPTED}", "both would set the local steps"),
         ("strategy=own strategy.target=parts.py:Begun", "Begun lacks gather, prepare: write"),
         (
