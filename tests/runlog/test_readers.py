@@ -92,6 +92,7 @@ MORE = (BRANCH, STEP, CHANGE, replace(STEP, step=40, global_batch=128, epochs_do
         ("metrics.jsonl", '"name": "horovod"', '"name": "a\\u001b[31m"'),
         ("summary.json", '"num_workers": 1,', '"num_workers": 2147483647,'),
         ("metrics.jsonl", '"learning_rate": 0.1, "images', '"learning_rate": [1], "images'),
+        ("metrics.jsonl", '"train_loss": 2.0,', f'"train_loss": {10**30},'),
         ("metrics.jsonl", '"step": 40, ', ""),
         ("metrics.jsonl", '"num_steps": 10, ', ""),
         ("metrics.jsonl", '64, "global_batch": 128', '64, "global_batch": "more"'),

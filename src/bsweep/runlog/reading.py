@@ -258,7 +258,7 @@ def checked(line: bytes, place: str) -> dict[str, Any]:
     """
     try:
         record = from_json(line, allow_inf_nan=False)
-        json.loads(line, object_pairs_hook=_with_each_key_once)
+        json.loads(line, object_pairs_hook=_with_each_key_once, parse_int=_refuse_huge)
     except ValueError as error:
         raise Damaged(f"{place}: damaged record: {error}. {REMEDY}") from None
     if not isinstance(record, dict) or not isinstance(record.get("type"), str):
@@ -271,6 +271,14 @@ def checked(line: bytes, place: str) -> dict[str, Any]:
     if record["type"] == "event" and (schema := _EVENTS.get(record["event"])):
         hold(record, schema, place)
     return record
+
+
+def _refuse_huge(digits: str) -> None:
+    """Raise ValueError if a whole number has more than 64 bits: tables and reports cannot hold it,
+    even where a record may have any number.
+    """
+    if abs(int(digits)) >= 2**63:
+        raise ValueError(f"the number {digits:.40} is too large")
 
 
 def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
