@@ -78,7 +78,7 @@ def run(words: Sequence[str]) -> int:
         logger.error(usage().rstrip("\n"))
         return BAD_CONFIG
     if command not in COMMANDS and command not in _COMPLETE:
-        return _unknown(command, arguments)
+        return exit_code(lambda: _refuse_unknown(command, arguments))
     if command in _END_WITH_READER:
         terminal.end_with_reader()
     if command in ("plan", "status"):
@@ -87,14 +87,13 @@ def run(words: Sequence[str]) -> int:
     return exit_code(lambda: getattr(importlib.import_module(module), function)(arguments))
 
 
-def _unknown(command: str, arguments: Sequence[str]) -> int:
+def _refuse_unknown(command: str, arguments: Sequence[str]) -> NoReturn:
     from bsweep.config.values import did_you_mean, shortened
 
     near = did_you_mean(command, list(COMMANDS))
     if not near and ("=" in command or command.startswith("-")):
         near = f" To train, type `bsweep run {shortened(shlex.join([command, *arguments]))}`."
-    logger.error(f"bsweep: unknown command {command!r}.{near} `bsweep --help` lists the commands.")
-    return BAD_CONFIG
+    raise ValueError(f"unknown command {command!r}.{near} `bsweep --help` lists the commands.")
 
 
 def setup_horovod(arguments: Sequence[str]) -> NoReturn:

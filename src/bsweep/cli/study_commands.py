@@ -13,7 +13,7 @@ from bsweep.cli.commands import parser_of
 from bsweep.config.values import did_you_mean
 from bsweep.core import terminal
 from bsweep.core.ranks import horovodrun_size
-from bsweep.core.terminal import BAD_CONFIG, end_with_reader
+from bsweep.core.terminal import end_with_reader
 from bsweep.core.words import counted, first_of
 from bsweep.study import claims, commands, overview, states
 from bsweep.study.commands import Command
@@ -130,8 +130,6 @@ def _train_again(study_dir: Path, wanted: Sequence[str] | None = None) -> int:
                 f"{' or '.join(wanted or ())} ({here})."
             )
         leading = _leading(study_dir, run_ids)
-        if not leading:
-            return BAD_CONFIG
         return run.run_again(study_dir, leading, run_ids, repeats=wanted is not None)
 
     return run.led(lead)
@@ -142,7 +140,8 @@ def _leading(study_dir: Path, run_ids: set[str]) -> list[Command]:
     points to which none leads.
 
     Raises:
-        ValueError: If a command cannot be run again by this process.
+        ValueError: If no command leads to any of them, or if a command cannot be run again by this
+            process.
     """
     leading = [
         command
@@ -151,10 +150,13 @@ def _leading(study_dir: Path, run_ids: set[str]) -> list[Command]:
     ]
     unknown = run_ids - {point.run_id for command in leading for point in command.points}
     if unknown:
-        logger.warning(
-            f"bsweep: the study has no recorded command for {len(unknown)} of its runs "
+        problem = (
+            f"the study has no recorded command for {len(unknown)} of its runs "
             f"({first_of(sorted(unknown))}): type the commands of these runs again"
         )
+        if not leading:
+            raise ValueError(problem)
+        logger.warning(f"bsweep: {problem}")
     for command in leading:
         _refuse_elsewhere(study_dir, command)
     return leading
