@@ -160,7 +160,7 @@ def break_off(folder: Path, saved_after: int, broken_after: int, **job: Any) -> 
     paths = RunPaths(folder)
     if World.from_environment().rank == 0:
         (saved,) = checkpoints(paths)
-        os.truncate(paths.metrics, (saved.facts() or {})["metrics_bytes"])
+        os.truncate(paths.metrics, (saved.facts or {})["metrics_bytes"])
 
 
 def do_nothing(job: Job) -> None:

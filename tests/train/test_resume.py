@@ -369,7 +369,7 @@ def lose_an_epoch(paths: RunPaths) -> None:
     may have saved such a checkpoint.
     """
     newer, _ = checkpoints(paths)
-    facts = newer.facts() or {}
+    facts = newer.facts or {}
     lines = paths.metrics.read_bytes()[: facts["metrics_bytes"]].splitlines(keepends=True)
     content = b"".join(line for line in lines if b'"epoch": 1,' not in line)
     paths.metrics.write_bytes(content)

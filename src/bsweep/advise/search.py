@@ -464,7 +464,7 @@ class Search:
         for config in self.cells[cell]:
             paths, is_of_rate = RunPaths(config.folder), math.isnan(rate) or _rate(config) == rate
             if is_of_rate and states.state_of_run(paths.folder).status in _LEFT:
-                facts = next((checkpoint.facts() for checkpoint in checkpoints(paths)), None)
+                facts = next((checkpoint.facts for checkpoint in checkpoints(paths)), None)
                 points.append((config, float(facts["num_steps"]) if facts else 0.0))
         return sorted(points, key=lambda point: -point[1])
 

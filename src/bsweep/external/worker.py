@@ -234,7 +234,7 @@ class _Command:
     def _point(self, scores: Sequence[float]) -> dict[str, Any]:
         """Return what `bsweep.join()` knows of the point and of this worker, for a JSON file."""
         config, saved = self.config, checkpoints(self.paths)
-        facts = saved[0].facts() if saved else None
+        facts = saved[0].facts if saved else None
         target = config.target if config.stop_at_target else None
         return {
             **values_of(config),

@@ -12,6 +12,7 @@ the files with them before a run resumes.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -57,9 +58,10 @@ class Checkpoint:
     def _marker(self) -> Path:
         return self.folder / "complete.json"
 
+    @functools.cached_property
     def facts(self) -> dict[str, Any] | None:
-        """Return the content of the checkpoint's `complete.json`; None if the file is missing or
-        does not fit its schema `Saved`.
+        """The content of the checkpoint's `complete.json`; None if the file is missing or does not
+        fit its schema `Saved`. This object reads the file once.
         """
         try:
             facts = read_json(self._marker)
@@ -87,7 +89,7 @@ class Checkpoint:
         Args:
             metrics: The run's `metrics.jsonl`.
         """
-        facts = self.facts()
+        facts = self.facts
         if facts is None:
             return f"{self._marker} is damaged" if self._marker.exists() else ""
         if facts["facts_crc32"] != _crc32_of_facts(facts):
@@ -122,7 +124,7 @@ def checkpoint_at(paths: RunPaths, epoch: int, position: int) -> Checkpoint:
 
 def checkpoints(paths: RunPaths) -> list[Checkpoint]:
     """Return a run's complete checkpoints, the latest first."""
-    return [checkpoint for checkpoint in _all(paths) if checkpoint.facts()]
+    return [checkpoint for checkpoint in _all(paths) if checkpoint.facts]
 
 
 def soundest(paths: RunPaths) -> tuple[Checkpoint | None, str]:
@@ -137,7 +139,7 @@ def soundest(paths: RunPaths) -> tuple[Checkpoint | None, str]:
     damage = ""
     for checkpoint in _all(paths):
         problem = checkpoint.damage(paths.metrics)
-        if not problem and checkpoint.facts():
+        if not problem and checkpoint.facts:
             return checkpoint, damage
         damage = damage or problem
     return None, damage
@@ -160,7 +162,7 @@ def is_saving(paths: RunPaths) -> bool:
 
     A run that resumes from a checkpoint removes those that an earlier attempt left incomplete.
     """
-    return any(not checkpoint.facts() for checkpoint in _all(paths))
+    return any(not checkpoint.facts for checkpoint in _all(paths))
 
 
 def prune(paths: RunPaths) -> None:
@@ -179,7 +181,7 @@ def keep_until(paths: RunPaths, checkpoint: Checkpoint) -> None:
         if other.folder.name > checkpoint.folder.name:
             other.remove()
     prune(paths)
-    facts = checkpoint.facts()
+    facts = checkpoint.facts
     assert facts, checkpoint
     if paths.metrics.exists() and paths.metrics.stat().st_size > facts["metrics_bytes"]:
         os.truncate(paths.metrics, facts["metrics_bytes"])

@@ -55,7 +55,7 @@ def begin(config: RunConfig, paths: RunPaths) -> bool:
     if latest is None:
         why = damage or "that run no longer has a complete checkpoint"
         raise ValueError(f"resume_from={source.folder}: {why}. Give another run.")
-    facts = latest.facts() or {}
+    facts = latest.facts or {}
     copied = Checkpoint(paths.checkpoints / latest.folder.name)
     copied.folder.mkdir(parents=True)
     for file in latest.folder.iterdir():

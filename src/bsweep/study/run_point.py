@@ -227,7 +227,7 @@ def read_earlier(paths: RunPaths) -> Earlier:
     if checkpoint is None or (ending.damage and not ending.summary):
         damage = lost or ending.damage or damage_of_records(paths, ending.summary)
         return Earlier(damage=damage.removesuffix(f". {reading.REMEDY}"))
-    facts = checkpoint.facts()
+    facts = checkpoint.facts
     assert facts, checkpoint
     try:
         content = (reading.content_of(paths.metrics) or b"")[: facts["metrics_bytes"]]

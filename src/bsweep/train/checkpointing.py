@@ -230,7 +230,7 @@ def load(job: Job) -> Cursor | None:
     checkpoint = Checkpoint(job.paths.checkpoints / names[0])
     rank, strategy = job.world.rank, job.strategy
     now = job.world.num_workers, strategy.division
-    facts = checkpoint.facts() or {"num_workers": now[0]}
+    facts = checkpoint.facts or {"num_workers": now[0]}
     is_alike = (facts["num_workers"], facts.get("division", "")) == now
     ranks = [rank] if is_alike else range(facts["num_workers"])
     paths = checkpoint.shared, *map(checkpoint.own, ranks)
