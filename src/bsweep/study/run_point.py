@@ -149,8 +149,7 @@ def _attempt(
 
     try:
         with stopping:
-            request = LaunchRequest(config, paths, poll, config.program.worker)
-            outcome = launch.launch(request, pool)
+            outcome = launch.launch(LaunchRequest(config, paths, poll, config.program.worker), pool)
     except KeyboardInterrupt as error:
         raise StopRequested(by_signal=stopping.has_signal) from error
     except Exception as error:
