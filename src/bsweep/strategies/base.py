@@ -94,10 +94,12 @@ class Strategy(ABC):
     The loop divides each worker's sum of losses by `loss_divisor`, which decides how large its
     gradient is:
 
-    - by default, the examples of all workers: the sum of the gradients of all workers (of replicas,
-      if workers hold parts of a model) is that of the global mean, also for uneven shares;
-    - if the strategy `averages`, `num_workers` times less: the mean of the gradients is that of the
-      global mean;
+    - by default, as with allreduce, horovod and pipeline, the examples of all workers: the sum of
+      the gradients of all workers (of replicas, if workers hold parts of a model) is that of the
+      global mean, also for uneven shares;
+    - if the strategy `averages`, as ddp, sharded, deepspeed, local_sgd, horovod with op=adasum and
+      the asynchronous and bounded parameter servers do, `num_workers` times less: the mean of the
+      gradients is that of the global mean;
     - with `diloco`, the worker's own examples: the strategy weights changes of parameters instead.
 
     An ability that only some strategies have is a class of its own. These strategies inherit it,

@@ -3,9 +3,10 @@
 `train_round` takes the next examples of the epoch, and makes a step with each of this worker's
 parts of them; with most strategies a round is one step. `compute_passes` computes the gradient of a
 step in one or more passes (forward + backward), which add it up in one flat vector
-(`numerics.vector`): the tensors' `grad` are views of it. The sum of losses is divided by the
-examples of all workers, so that the sum of the workers' gradients is the gradient of the mean. Then
-the strategy (`strategies.base`) exchanges gradients, where it does so, and updates the model.
+(`numerics.vector`): the tensors' `grad` are views of it. The sum of losses is divided by a number
+of examples that the strategy chooses: with most, the workers' gradients add up to the gradient of
+the mean over all examples, or average to it (see `strategies.base.Strategy`). Then the strategy
+exchanges gradients, where it does so, and updates the model.
 
 A phase inside another one, such as "data" in "backward", interrupts it (`numerics.timing`).
 """
