@@ -111,6 +111,19 @@ def test_more_workers_than_gpus_here_are_refused_before_anything_starts(
     launch.check_machine(compose(*ddp, *fitting))
 
 
+def test_a_torch_without_nccl_is_not_asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version() -> tuple[int, ...]:
+        raise RuntimeError("Torch was not compiled with NCCL")
+
+    monkeypatch.setattr(torch.cuda.nccl, "version", version)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    monkeypatch.setattr(peers_check, "driver_version", lambda: "580.1")
+    monkeypatch.setattr(peers_check, "are_rounded", lambda _: False)
+    facts = peers_check.equipment(torch.device("cuda"), "fp32")
+    assert (facts["device"], facts["nccl"]) == ("Tesla T4", None)
+
+
 def seats(**hosts: tuple[int, int]) -> list[dict[str, object]]:
     """What workers say of their places, on hosts with so many GPUs and workers."""
     return [

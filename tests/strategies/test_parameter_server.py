@@ -8,6 +8,7 @@ import contextlib
 import gc
 import itertools
 import os
+import queue
 import signal
 import threading
 import time
@@ -29,6 +30,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json
 from bsweep.strategies import server as servers
 from bsweep.strategies import sharding
+from bsweep.strategies.parameter_server import _Connection
 from bsweep.strategies.server import Kind, LocalServer, Server
 from tests.strategies.test_sharding import SHARDINGS
 from tests.support.one_server_run import (
@@ -259,6 +261,33 @@ def serving(
         link.say_goodbye()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_packed_copy_on_its_way_to_the_gpu_is_not_received_into(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+
+    class Copied:
+        def record(self, stream: object) -> None:
+            calls.append("copies")
+
+        def synchronize(self) -> None:
+            calls.append("waits")
+
+    class Link(LocalServer):
+        def ask(self, *_: object, **__: object) -> Callable[[], float]:
+            calls.append("receives")
+            return float
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    vector, link = make_vector(), Link(0, queue.SimpleQueue())
+    connection = _Connection(vector, [vector.slices[0], vector.slices[-1]], link)
+    monkeypatch.setattr(connection, "_copied", Copied())
+    for _ in range(2):
+        connection.ask(Kind.PULL)
+        connection.unpack()
+    assert calls == ["waits", "receives", "copies"] * 2
 
 
 def test_a_stale_answer_is_held_until_the_slowest_has_come_nearer(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ import bsweep as package
 from bsweep.analysis import target_of, to_target
 from bsweep.runlog.reading import read_records
 from bsweep.study import checks
+from bsweep.train import evaluation
 from tests.strategies.test_equivalence import _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.study.test_run import runs, summary
 from tests.support.refusing import refused
 from tests.support.running import TINY, compose, ran_ok, recorded
+from tests.support.training import set_up
 from tests.train.test_checkpoint import POINT, ROUNDS, untimed
 
 NUM_TRAIN, EVERY = 91, 37
@@ -57,6 +59,19 @@ def test_training_is_the_same_bit_for_bit_however_often_it_is_evaluated(name: st
     ends = [one for one in often[0]["evaluations"] if one["num_examples"] % NUM_TRAIN == 0]
     for end, epoch in zip(ends, often[0]["epochs"], strict=True):
         assert all(end[key] == epoch[key] for key in ("epoch", "test_loss", "test_accuracy"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("batch", "sizes"), [(8, [8, 8, 4]), (3, [5, 5, 5, 5])])
+def test_a_pass_of_an_evaluation_is_as_large_as_one_of_training_or_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(evaluation, "_EVALUATION_IMAGES", 5)
+    job = set_up(tmp_path, *TINY, f"local_batch={batch}", "data.num_test=20")
+    seen: list[int] = []
+    job.model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    evaluation.evaluate(job, job.dataset.test)
+    assert seen == sizes
 
 
 @pytest.mark.full(but=1)
