@@ -29,7 +29,7 @@ from bsweep.runlog.records import Round, Traffic
 
 @dataclass
 class ExchangeLog:
-    """A meter of the bytes, messages and seconds of one worker's exchanges, and of its codec.
+    """A log of the bytes, messages and seconds of one worker's exchanges, and of its codec.
 
     On a GPU only `read_clocks` waits for these times.
     """
@@ -87,6 +87,17 @@ class ExchangeLog:
                 self.codec_seconds = (self.codec_seconds or 0.0) + seconds
 
 
+def ring_counts(num_bytes: int, num_workers: int) -> tuple[int, int, int]:
+    """Return the bytes that each worker sends and receives in a ring that sums a vector of so many
+    bytes, and the exchange steps, as `Strategy.count` takes them.
+
+    Each worker sends (p - 1) / p of the vector in the reduce-scatter, and again in the all-gather.
+    """
+    exchange_steps = 2 * (num_workers - 1)
+    sent_bytes = exchange_steps * num_bytes // num_workers
+    return sent_bytes, sent_bytes, exchange_steps
+
+
 class Strategy(ABC):
     """The base class of all strategies: the object by which one worker agrees with the others on
     one model.
@@ -98,7 +109,7 @@ class Strategy(ABC):
       the gradients of all workers (of replicas, if workers hold parts of a model) is that of the
       global mean, also for uneven shares;
     - if the strategy `averages`, as ddp, sharded, deepspeed, local_sgd, horovod with op=adasum and
-      the asynchronous and bounded parameter servers do, `num_workers` times less: the mean of the
+      parameter servers that are not synchronous do, `num_workers` times less: the mean of the
       gradients is that of the global mean;
     - with `diloco`, the worker's own examples: the strategy weights changes of parameters instead.
 
@@ -107,8 +118,9 @@ class Strategy(ABC):
     """
 
     lockstep = True
-    """True if all workers synchronise at each step, False if workers may make steps between two
-    synchronisations.
+    """True if all workers make each step at the same time, so that the loop may sum their losses in
+    it; False if workers may make steps between two synchronisations. `can.lockstep` of the card
+    says more: that they also make it from the same parameters.
     """
 
     averages = False
@@ -139,7 +151,8 @@ class Strategy(ABC):
     def __init__(
         self, config: RunConfig, strategy: StrategyConfig, world: World, paths: RunPaths
     ) -> None:
-        """Create this worker's meter, store what the strategy is built from, and call `connect`.
+        """Create this worker's log of exchanges, store what the strategy is built from, and call
+        `connect`.
 
         Args:
             config: The configuration of the run.
@@ -326,7 +339,7 @@ class Strategy(ABC):
         shortest = torch.full_like(seconds, torch.inf).scatter_reduce(0, groups, seconds, "amin")
         travel = shortest.gather(0, groups).sum(dim=1)  # of each worker
         exchange = float(travel.mean())  # 0 if there was no exchange
-        # Then the meter times only the part of an exchange that follows this worker's computing.
+        # Then the log times only the part of an exchange that follows this worker's computing.
         hides_exchange = self.can.exchanges_in_passes and self.num_workers > 1
         return Traffic(
             sent_bytes=int(sent.mean()),

@@ -23,7 +23,7 @@ from bsweep.config.strategies import DDPConfig
 from bsweep.runlog import heartbeat
 from bsweep.runlog.errors import worker_lost
 from bsweep.runlog.records import Traffic
-from bsweep.strategies.base import ExchangeLog, InBackward
+from bsweep.strategies.base import ExchangeLog, InBackward, ring_counts
 from bsweep.strategies.groups import TorchStrategy
 
 
@@ -61,8 +61,7 @@ class DDP(TorchStrategy, InBackward):
         self._module.require_backward_grad_sync = False
         gradients, is_halved = self._vector.gradients, self.card.hook in ("fp16", "bf16")
         size = gradients.numel() * (2 if is_halved else gradients.element_size())
-        num_bytes = 2 * (self.num_workers - 1) * size // self.num_workers
-        self.count(num_bytes, num_bytes)
+        self.count(*ring_counts(size, self.num_workers))  # `traffic` leaves its exchange steps out
         self._optimizer.step()
 
     def traffic(self) -> Traffic:

@@ -27,7 +27,7 @@ from bsweep.core import network, torch_private
 from bsweep.core.ranks import World
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
-from bsweep.strategies.base import Strategy
+from bsweep.strategies.base import Strategy, ring_counts
 
 Count = Callable[[int, int, int], None]
 
@@ -46,15 +46,15 @@ class Wire:
         self.group, self.count = group, count
         self.rank, self.num_workers = group.rank(), group.size()
 
-    def exchange(self, send: Tensor, to: int, receive: Tensor, source: int) -> None:
-        """Send the tensor `send` to worker `to` and receive `receive` from worker `source` at the
-        same time. An empty tensor is not sent.
+    def exchange(self, send: Tensor, target: int, receive: Tensor, source: int) -> None:
+        """Send the tensor `send` to worker `target` and receive `receive` from worker `source` at
+        the same time. An empty tensor is not sent.
         """
         # Post the receive first. On a slow link, a peer hears that it may send only after
         # everything that was sent before.
         operations = [
             dist.P2POp(dist.irecv, receive, group=self.group, group_peer=source),
-            dist.P2POp(dist.isend, send, group=self.group, group_peer=to),
+            dist.P2POp(dist.isend, send, group=self.group, group_peer=target),
         ]
         # A small vector may have empty parts.
         operations = [o for o in operations if o.tensor.numel()]
@@ -62,8 +62,8 @@ class Wire:
             work.wait()
         self.count(send.nbytes, receive.nbytes, 1)
 
-    def send(self, tensor: Tensor, to: int) -> None:
-        self.exchange(tensor, to, tensor[:0], to)
+    def send(self, tensor: Tensor, target: int) -> None:
+        self.exchange(tensor, target, tensor[:0], target)
 
     def receive(self, tensor: Tensor, source: int) -> None:
         self.exchange(tensor[:0], source, tensor, source)
@@ -75,9 +75,7 @@ def native(vector: Tensor, wire: Wire) -> None:
     Its bytes are counted as those of a ring, the algorithm that Gloo uses and NCCL often uses.
     """
     dist.all_reduce(vector, group=wire.group)
-    exchange_steps = 2 * (wire.num_workers - 1)
-    num_bytes = exchange_steps * vector.nbytes // wire.num_workers
-    wire.count(num_bytes, num_bytes, exchange_steps)
+    wire.count(*ring_counts(vector.nbytes, wire.num_workers))
 
 
 def ring(vector: Tensor, wire: Wire) -> None:
@@ -89,10 +87,10 @@ def ring(vector: Tensor, wire: Wire) -> None:
     parts, right, left = vector.tensor_split(p), (rank + 1) % p, (rank - 1) % p
     inbox = torch.empty_like(parts[0])  # the largest part
     for step in range(p - 1):
-        mine, theirs = parts[(rank - step) % p], parts[(rank - step - 1) % p]
-        received = inbox[: len(theirs)]
-        wire.exchange(mine, right, received, left)
-        theirs.add_(received)
+        sent_part, sum_part = parts[(rank - step) % p], parts[(rank - step - 1) % p]
+        received = inbox[: len(sum_part)]
+        wire.exchange(sent_part, right, received, left)
+        sum_part.add_(received)
     for step in range(p - 1):
         wire.exchange(parts[(rank + 1 - step) % p], right, parts[(rank - step) % p], left)
 

@@ -25,7 +25,7 @@ from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import num_cores
 from bsweep.numerics.vector import Flat
 from bsweep.runlog.errors import worker_lost
-from bsweep.strategies.base import InBackward, Summing
+from bsweep.strategies.base import InBackward, Summing, ring_counts
 
 
 class Horovod(Summing, InBackward):
@@ -63,13 +63,13 @@ class Horovod(Summing, InBackward):
         vector.parameters.copy_(start)
         if len(self._buckets) > 1:
             for piece, tensor in zip(vector.slices, vector.tensors, strict=True):
-                touched = [
+                buckets = [
                     b for b in self._buckets if b.start < piece.stop and piece.start < b.stop
                 ]
                 self._hooks.append(
-                    tensor.register_post_accumulate_grad_hook(self._arrival(touched))
+                    tensor.register_post_accumulate_grad_hook(self._arrival(buckets))
                 )
-                for bucket in touched:
+                for bucket in buckets:
                     bucket.num_tensors += 1
 
     def during_pass(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -132,11 +132,7 @@ class Horovod(Summing, InBackward):
         wire = host_copy(tensor) if self._through_host else tensor
         with self._worker_lost():
             handle: int = self._hvd.allreduce_async_(wire, op=self._operation, name=name)
-        # Each worker sends (p - 1) / p of the vector in the reduce-scatter, and again in the
-        # all-gather.
-        exchange_steps = 2 * (self.num_workers - 1)
-        num_bytes = exchange_steps * wire.nbytes // self.num_workers
-        self.count(num_bytes, num_bytes, exchange_steps)
+        self.count(*ring_counts(wire.nbytes, self.num_workers))
         return handle, wire
 
     def _worker_lost(self) -> AbstractContextManager[None]:

@@ -58,7 +58,7 @@ class ParameterServer(TorchStrategy, Rounds):
 
     def connect(self) -> None:
         super().connect()
-        self.lockstep = self.card.consistency == "synchronous"
+        self.lockstep = self.can.lockstep
         # Each push is an optimizer step of its own, with a worker's whole mean gradient. Its
         # learning rate is divided by the number of workers.
         self.averages = not self.lockstep
@@ -244,12 +244,12 @@ class _Connection:
         vector = self._vector
         flat = {Kind.LOAD: vector.parameters, Kind.PUSH: vector.gradients}.get(kind)
         payload = None if flat is None else self._pack(flat)
-        into = self._views(vector.parameters)[0] if self._packed is None else self._packed
+        buffer = self._views(vector.parameters)[0] if self._packed is None else self._packed
         # What arrives overwrites `_packed`. So the copies from there to the vector must have ended.
         # The gradient has left before the parameters can arrive.
         if self._copied:
             self._copied.synchronize()
-        return self.link.ask(kind, into, payload, learning_rate)
+        return self.link.ask(kind, buffer, payload, learning_rate)
 
     def unpack(self) -> None:
         """Start to copy the parameters that the server sent to this worker's vector."""
