@@ -34,7 +34,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_packages_are_summed_also_when_one_begins_anew(packages: list[Path]) -> None:
-    meter, other = energy.Meter(CPU, counts_host=True), energy.Meter(CPU, counts_host=False)
+    meter = energy.EnergyMeter(CPU, counts_host=True)
+    other = energy.EnergyMeter(CPU, counts_host=False)
     assert meter.joules() == 0
     assert other.joules() == 0
     (packages[0] / "energy_uj").write_text("7500000")
@@ -48,11 +49,11 @@ def test_packages_are_summed_also_when_one_begins_anew(packages: list[Path]) -> 
 def test_what_the_hardware_does_not_say_is_not_known(
     packages: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meter = energy.Meter(CPU, counts_host=True)
+    meter = energy.EnergyMeter(CPU, counts_host=True)
     (packages[1] / "energy_uj").unlink()
     assert math.isnan(meter.joules())
     monkeypatch.setattr(energy, "_POWERCAP", packages[0] / "none")
-    assert math.isnan(energy.Meter(CPU, counts_host=True).joules())
+    assert math.isnan(energy.EnergyMeter(CPU, counts_host=True).joules())
 
 
 def test_an_epoch_records_what_its_steps_used_and_nothing_of_evaluations(

@@ -142,11 +142,11 @@ def work(config: RunConfig, case: Case, world: World, paths: RunPaths) -> dict[s
 def _break_server(case: Case, rank: int) -> None:
     plain_step, pushes = Server._step, []
 
-    def breaking_step(self: Server, first: Request) -> None:
-        pushes.append(first)
+    def breaking_step(self: Server, request: Request) -> None:
+        pushes.append(request)
         if len(pushes) == 5:
             raise ArithmeticError("broken on purpose")
-        plain_step(self, first)
+        plain_step(self, request)
 
     if rank == case.broken_server:
         Server._step = breaking_step  # type: ignore[method-assign]

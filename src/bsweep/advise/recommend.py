@@ -236,7 +236,7 @@ def _may_know_energy(config: RunConfig) -> bool:
 
     from bsweep.core import energy
 
-    return not math.isnan(energy.Meter(torch.device("cpu"), counts_host=True).joules())
+    return not math.isnan(energy.EnergyMeter(torch.device("cpu"), counts_host=True).joules())
 
 
 def _print(

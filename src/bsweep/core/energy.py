@@ -24,7 +24,7 @@ Reading = dict[str, float]
 """A mapping from the name of each energy counter to the joules that the counter shows."""
 
 
-class Meter:
+class EnergyMeter:
     """A meter for the energy that one worker reports: the energy of its GPU or, on CPUs, the energy
     of all CPUs of its host. On CPUs only the first worker of each host reports energy.
 

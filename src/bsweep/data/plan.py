@@ -67,9 +67,9 @@ def local_steps(batch: Tensor, rank: int, shares: Sequence[Share]) -> list[Tenso
     There is at least one step, which may be empty. If there are fewer examples than a full round
     has, each worker takes a proportional part, in as few steps as its batch allows.
     """
-    part = _part(batch, rank, [share.num_examples for share in shares])
-    num_steps = max(1, -(-len(part) // shares[rank].worker_batch))
-    return [even_part(part, step, num_steps) for step in range(num_steps)]
+    examples = _part(batch, rank, [share.num_examples for share in shares])
+    num_steps = max(1, -(-len(examples) // shares[rank].worker_batch))
+    return [even_part(examples, step, num_steps) for step in range(num_steps)]
 
 
 def even_part(indices: Tensor, number: int, num_parts: int) -> Tensor:

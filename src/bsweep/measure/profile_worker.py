@@ -90,7 +90,7 @@ def dissect(job: Job, most_rounds: int = _MOST_ROUNDS) -> Anatomy:
     waits = traffic.worker_wait_seconds
     return Anatomy(
         parts={
-            part: seconds_by_part[part] / steps_each for part in PARTS if part in seconds_by_part
+            name: seconds_by_part[name] / steps_each for name in PARTS if name in seconds_by_part
         },
         step_seconds=seconds_of_rounds["timed"] / steps_each,
         untimed_step_seconds=seconds_of_rounds["untimed"] / steps_each,

@@ -114,10 +114,10 @@ class DiLoCo(Rounds):
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
         arrivals = self._meet(sums, num_examples)
-        released, spent = self._sum(arrivals)
+        release_times, seconds = self._sum(arrivals)
         self._outer_optimizer.step()
         self._vector.parameters.copy_(self._anchor.parameters)
-        self._close_round(epoch, arrivals, released, spent)
+        self._close_round(epoch, arrivals, release_times, seconds)
         self._look_at_the_clock()
 
     def gather(self, values: Tensor) -> Tensor:
@@ -170,9 +170,9 @@ class DiLoCo(Rounds):
         numbers = torch.tensor([*counts, *times], dtype=torch.float64)
         self._num_steps = 0
         self._round += 1
-        every = self.gather(torch.cat([on_host, numbers]))
-        every[:, 5:] -= self._offsets.view(-1, 1)
-        return Arrivals(every[:, :3], *every[:, 3:].unbind(dim=1))
+        rows = self.gather(torch.cat([on_host, numbers]))
+        rows[:, 5:] -= self._offsets.view(-1, 1)
+        return Arrivals(rows[:, :3], *rows[:, 3:].unbind(dim=1))
 
     def _sum(self, arrivals: Arrivals) -> tuple[Tensor, Tensor]:
         """Sum the weighted parameter changes of the workers into the outer gradient.
@@ -186,12 +186,12 @@ class DiLoCo(Rounds):
             self._anchor.parameters, self._vector.parameters, out=self._anchor.gradients
         ).mul_(weight)
         meter = self._exchange.meter
-        before = sum(meter.seconds), meter.codec_seconds or 0.0
+        start = sum(meter.seconds), meter.codec_seconds or 0.0
         self._exchange.exchange()  # which all workers begin together
         meter.read_clocks()  # this waits until the GPU has the sum
-        spent = sum(meter.seconds) - before[0], (meter.codec_seconds or 0.0) - before[1]
-        every = self.gather(torch.tensor([time.monotonic(), *spent], dtype=torch.float64))
-        return every[:, 0] - self._offsets, every[:, 1:]
+        seconds = sum(meter.seconds) - start[0], (meter.codec_seconds or 0.0) - start[1]
+        rows = self.gather(torch.tensor([time.monotonic(), *seconds], dtype=torch.float64))
+        return rows[:, 0] - self._offsets, rows[:, 1:]
 
     def _weight(self, num_examples: Tensor, num_steps: Tensor) -> float:
         """Return the factor of this worker's parameter change in the weighted sum over the workers.
@@ -211,11 +211,11 @@ class DiLoCo(Rounds):
             weights = torch.ones_like(num_steps) if s.weighting == "uniform" else num_examples
         weights = weights / weights.sum()
         if self._normalizes:
-            counted = self._counted(num_steps)
-            weights = weights * (weights * counted).sum() / counted
+            totals = self._step_weights(num_steps)
+            weights = weights * (weights * totals).sum() / totals
         return float(weights[self.rank])
 
-    def _counted(self, num_steps: Tensor) -> Tensor:
+    def _step_weights(self, num_steps: Tensor) -> Tensor:
         """Return, for each worker, the total weight ||a_i||_1 that FedNova gives to the worker's
         steps of a round.
 
@@ -241,7 +241,9 @@ class DiLoCo(Rounds):
                 if state.get("momentum_buffer") is not None:
                     state["momentum_buffer"].zero_()
 
-    def _close_round(self, epoch: int, arrivals: Arrivals, released: Tensor, spent: Tensor) -> None:
+    def _close_round(
+        self, epoch: int, arrivals: Arrivals, release_times: Tensor, seconds: Tensor
+    ) -> None:
         """Record a finished round, and add its waiting and exchange seconds to those of the epoch.
 
         The other workers waited for the last one to arrive.
@@ -249,16 +251,16 @@ class DiLoCo(Rounds):
         Args:
             epoch: The epoch.
             arrivals: What `_meet` returned.
-            released: The first of what `_sum` returned.
-            spent: The second.
+            release_times: The first of what `_sum` returned.
+            seconds: The second.
         """
         began, arrived = arrivals.began, arrivals.arrived
         if self._origin is None:
             self._origin = float(began.min()) - self._last_end
-        idle = (released.clamp(max=float(arrived.max())) - arrived).clamp(min=0)
-        exposed = released - arrived - idle
-        travel, codec = spent.unbind(dim=1)
-        start, end = float(began.min()) - self._origin, float(released.max()) - self._origin
+        idle = (release_times.clamp(max=float(arrived.max())) - arrived).clamp(min=0)
+        exposed = release_times - arrived - idle
+        travel, codec = seconds.unbind(dim=1)
+        start, end = float(began.min()) - self._origin, float(release_times.max()) - self._origin
         self._train_seconds += end - max(start, self._last_end)  # clocks are not exact
         self._last_end = end
         self._wait_seconds += idle

@@ -62,8 +62,7 @@ class _Batch:
 
 
 class PipeDream(Pipeline, Rounds):
-    # For the loop: all workers are in the same step, with different batches. The card says False,
-    # by which it means that they do not make the step from parameters of the same age.
+    # All workers are in the same step, with different batches and parameters of different age.
     lockstep = True
     saves_within_epochs = False
     synchronised_now = False
@@ -74,7 +73,7 @@ class PipeDream(Pipeline, Rounds):
         # On GPUs the messages of a group follow one another, and those of the two directions would
         # wait for one another.
         self._back_group = self.divided(self.ranks)
-        self._lag = self.num_parts - 1 - self.part
+        self._lag = self.num_parts - 1 - self.part_index
         # By how many updates the weights of a pass are behind.
         self._delay = self.num_parts - 1 if self.card.vertical_sync else self._lag
         self._flow: deque[_Batch] = deque()
@@ -120,11 +119,11 @@ class PipeDream(Pipeline, Rounds):
         self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> _Pass:
         """Take a pass of the newest batch forward through this worker's stage."""
-        (stage,), size = self._held, len(inputs)
+        (stage,), size = self._stage_indices, len(inputs)
         if stage > 0:
             inputs = self._like(stage - 1, size, self.device)
             with worker_lost():
-                dist.recv(inputs, group=self._replica_group, group_src=self.part - 1)
+                dist.recv(inputs, group=self._replica_group, group_src=self.part_index - 1)
             self.meter.received_bytes += inputs.nbytes
             inputs.requires_grad_()
             # The stage before lags one step more. It took this batch forward after it had taken the
@@ -136,24 +135,24 @@ class PipeDream(Pipeline, Rounds):
         # An optimizer may change the model's tensors in place before the backward pass. autograd
         # would refuse that, but it does not check tensors that come from hooks, such as these,
         # which count them. So no check finds a tensor that a model itself changes in place.
-        counted = self._activations.counted()
-        with self._times.computing(waited), self._versions.used(version), counted:
+        counting = self._activations.counted()
+        with self._times.computing(waited), self._versions.used(version), counting:
             outputs = self._modules[stage](inputs)
             if self.reports_sums:
                 outputs = loss(outputs, targets)
         pass_ = _Pass(inputs, outputs)
         if not self.reports_sums:
-            pass_.sent = self._send(outputs.detach(), self._replica_group, self.part + 1)
+            pass_.sent = self._send(outputs.detach(), self._replica_group, self.part_index + 1)
             pass_.gradient = torch.empty_like(outputs)
             with worker_lost():
                 pass_.arrival = dist.irecv(
-                    pass_.gradient, group=self._back_group, group_src=self.part + 1
+                    pass_.gradient, group=self._back_group, group_src=self.part_index + 1
                 )
         return pass_
 
     def _backward(self, batch: _Batch) -> None:
         """Take the next pass of a batch backward."""
-        (stage,), pass_ = self._held, batch.passes.popleft()
+        (stage,), pass_ = self._stage_indices, batch.passes.popleft()
         if pass_.arrival:
             assert pass_.gradient is not None
             assert pass_.sent is not None
@@ -168,7 +167,7 @@ class PipeDream(Pipeline, Rounds):
         if stage > 0:
             assert pass_.inputs.grad is not None
             gradient = pass_.inputs.grad.contiguous()
-            work = self._send(gradient, self._back_group, self.part - 1)
+            work = self._send(gradient, self._back_group, self.part_index - 1)
             self._sent.append(_Sent(batch.number, work, gradient))
 
     def _send(self, tensor: Tensor, group: dist.ProcessGroup, receiver: int) -> Work:
@@ -195,8 +194,8 @@ class PipeDream(Pipeline, Rounds):
     def _finish(self, batch: _Batch) -> None:
         """Take the remaining passes of the oldest batch backward, and update the weights."""
         self._go_back(batch)
-        coming = max(0, self._num_begun - self._delay)
-        self._versions.drop_before(min([coming, *(each.version for each in self._flow)]))
+        next_version = max(0, self._num_begun - self._delay)
+        self._versions.drop_before(min([next_version, *(each.version for each in self._flow)]))
         if self._delay > self._lag:  # a later batch goes forward with these weights
             self._versions.keep(self._versions.newest)
         self.sum_between_replicas(self._vector.gradients)

@@ -56,23 +56,25 @@ class Pipeline(Split, Staged):
         self.num_microbatches = self.card.num_microbatches
         num_stages = self.card.num_stages(self.num_workers)
         self._owners = [self.card.part_of(s, self.num_workers) for s in range(num_stages)]
-        self._held = [s for s, owner in enumerate(self._owners) if owner == self.part]
-        self.reports_sums = self._owners[-1] == self.part
+        self._stage_indices = [
+            s for s, owner in enumerate(self._owners) if owner == self.part_index
+        ]
+        self.reports_sums = self._owners[-1] == self.part_index
         # Of what each stage sends to the next, for `_num_measured` examples.
         self._message_seconds = [0.0] * num_stages
 
     def cut(self, model: nn.Module, sample: Sample, autocast: Context) -> None:
         pieces = models.pieces(self.config.model, model)
         self._num_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        shared: list[Any] = [None] * 3
+        plan: list[Any] = [None] * 3
         if self.rank == 0:
             with autocast():  # which may round inputs
                 inputs = sample(max(self.config.local_batches) // self.num_microbatches)
             seconds, outputs = measured(pieces, model, inputs, autocast)
-            shared = [len(inputs), self._cuts(seconds), outputs]
+            plan = [len(inputs), self._cuts(seconds), outputs]
         with worker_lost():
-            dist.broadcast_object_list(shared, src=0, group=self.workers)
-        self._num_measured, cuts, outputs = shared
+            dist.broadcast_object_list(plan, src=0, group=self.workers)
+        self._num_measured, cuts, outputs = plan
         spans = [range(*pair) for pair in pairwise([0, *cuts, len(pieces)])]
         self.stages = tuple(tuple(pieces[i][0] for i in span) for span in spans)
         self.division = f"{cuts} on {self._owners}"
@@ -80,7 +82,7 @@ class Pipeline(Split, Staged):
         last = len(spans) - 1
         self._modules = {
             stage: StageModule([pieces[i][1] for i in spans[stage]], autocast, stage == last)
-            for stage in self._held
+            for stage in self._stage_indices
         }
         whole = nn.ModuleList([model, *(piece for _, piece in pieces)])
         needed = [module for stage in self._modules.values() for module in stage.modules()]
@@ -117,11 +119,11 @@ class Pipeline(Split, Staged):
                 self._schedules.clear()
             self._schedules[size] = self._schedule(size)
         self._loss = loss
-        first = (inputs,) if self._owners[0] == self.part else ()
-        more = {"target": targets} if self.reports_sums else {}
-        counted = self._activations.counted() if is_new else nullcontext()
-        with exchange_lost(), self._times.step(), counted:
-            self._schedules[size].step(*first, return_outputs=False, **more)
+        first = (inputs,) if self._owners[0] == self.part_index else ()
+        keywords = {"target": targets} if self.reports_sums else {}
+        counting = self._activations.counted() if is_new else nullcontext()
+        with exchange_lost(), self._times.step(), counting:
+            self._schedules[size].step(*first, return_outputs=False, **keywords)
         for stage in self._borders():  # which outputs pass forward, and their gradients backward
             num_bytes = self.num_microbatches * self._like(stage, size, "meta").nbytes
             self.count(num_bytes, num_bytes)
@@ -130,8 +132,8 @@ class Pipeline(Split, Staged):
         """Return torch's schedule for micro-batches of `size` examples."""
         num_stages = len(self._owners)
         stages = []
-        for index in self._held:
-            coming, going = (
+        for index in self._stage_indices:
+            inputs, outputs = (
                 self._like(s, size, "meta") if 0 <= s < num_stages - 1 else torch.empty(0)
                 for s in (index - 1, index)
             )
@@ -140,8 +142,8 @@ class Pipeline(Split, Staged):
                 index,
                 num_stages,
                 self.device,
-                input_args=coming.requires_grad_(),
-                output_args=going.requires_grad_(),
+                input_args=inputs.requires_grad_(),
+                output_args=outputs.requires_grad_(),
                 group=self._replica_group,
             )
             stage.times = self._times
@@ -172,13 +174,13 @@ class Pipeline(Split, Staged):
     def _borders(self) -> Iterator[int]:
         """Yield each stage that sends its outputs from or to this worker."""
         for stage, pair in enumerate(pairwise(self._owners)):
-            if self.part in pair and pair[0] != pair[1]:
+            if self.part_index in pair and pair[0] != pair[1]:
                 yield stage
 
     def outputs(self, inputs: Tensor) -> Tensor | None:
         x, borders = inputs, list(self._borders())
         with worker_lost():
-            for stage in self._held:
+            for stage in self._stage_indices:
                 if stage - 1 in borders:
                     x = self._like(stage - 1, len(inputs), self.device)
                     dist.recv(x, group=self._replica_group, group_src=self._owners[stage - 1])
@@ -198,7 +200,7 @@ class Pipeline(Split, Staged):
         `with` block. It sees the norm of this worker's part, which must be smaller in proportion.
         """
         most = optim.most_norm(self._optimizer)
-        if most is None or len(self._held) == len(self._owners):
+        if most is None or len(self._stage_indices) == len(self._owners):
             yield
             return
         square = self._vector.gradients.double().square().sum()
@@ -229,7 +231,7 @@ class Pipeline(Split, Staged):
         ready.
         """
         message = self._like(stage, self._num_measured, self.device).zero_()
-        is_first = self._owners[stage] == self.part
+        is_first = self._owners[stage] == self.part_index
         other = self._owners[stage + is_first]
         send = functools.partial(dist.send, message, group=self._replica_group, group_dst=other)
         receive = functools.partial(dist.recv, message, group=self._replica_group, group_src=other)
@@ -240,11 +242,11 @@ class Pipeline(Split, Staged):
         return min(round_trips) / 2
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        held = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-        every: list[dict[str, Tensor]] = [{}] * self.num_parts
+        own_weights = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+        parts: list[dict[str, Tensor]] = [{}] * self.num_parts
         with worker_lost():
-            dist.all_gather_object(every, held, group=self._replica_group)
-        return {name: tensor for named in every for name, tensor in named.items()}
+            dist.all_gather_object(parts, own_weights, group=self._replica_group)
+        return {name: tensor for weights in parts for name, tensor in weights.items()}
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the element-wise mean over the workers that hold the same stages."""

@@ -69,8 +69,8 @@ class Server:
         staleness = config.strategy.staleness
         self._bound = math.inf if staleness is None else staleness
         workers = range(config.num_workers)
-        first = number * len(workers) // config.num_shards
-        self._order = (*workers[first:], *workers[:first])
+        start = number * len(workers) // config.num_shards
+        self._order = (*workers[start:], *workers[:start])
         self._num_present = len(workers)
         self._clocks = [0] * len(workers)  # the pushes that were applied, by worker
         self._pushes: dict[int, Request] = {}  # those that wait for their answer, by worker
@@ -171,17 +171,17 @@ class Server:
         self._clocks = [0] * len(self._clocks)
         self._load = self._no_load()
 
-    def _step(self, first: Request) -> None:
+    def _step(self, request: Request) -> None:
         """Make one optimizer step on this server's shard, and answer the gradient pushes that need
         not wait.
 
         The step uses the sum of all workers' gradients if training is synchronous, and otherwise
         the gradient of one push.
         """
-        workers = self._order if self._is_synchronous else (first.worker,)
+        workers = self._order if self._is_synchronous else (request.worker,)
         self._sum(workers)
         self._finish_answers()  # they read the parameters
-        optim.set_learning_rate(self._optimizer, first.learning_rate)
+        optim.set_learning_rate(self._optimizer, request.learning_rate)
         self._optimizer.step()
         applied_at = time.perf_counter()
         last_at = max(self._pushes[worker].arrived_at for worker in workers)
@@ -208,12 +208,12 @@ class Server:
         for turn, worker in enumerate(workers):
             window = set(workers[turn : max(turn + 2, _NUM_BUFFERS + 1)])
             while missing := window - arriving.keys():
-                pushed = missing & self._pushes.keys()
-                for ready in pushed:
-                    push = self._pushes[ready]
+                senders = missing & self._pushes.keys()
+                for sender in senders:
+                    push = self._pushes[sender]
                     push.queue_seconds = time.perf_counter() - push.arrived_at
-                    arriving[ready] = push.receive(place[ready])
-                if not pushed:
+                    arriving[sender] = push.receive(place[sender])
+                if not senders:
                     push = self._next()
                     assert push.kind == Kind.PUSH, push
             gradient, works = arriving[worker]
@@ -295,14 +295,14 @@ class Request:
     held_since: float = 0.0  # since then the answer waits for other workers
     travels = True
 
-    def receive(self, into: Tensor) -> tuple[Tensor, list[dist.Work]]:
-        """Start to receive the tensor that follows the request, such as a gradient, into `into`.
+    def receive(self, buffer: Tensor) -> tuple[Tensor, list[dist.Work]]:
+        """Start to receive the tensor that follows the request, such as a gradient, into `buffer`.
 
         Returns:
-            The tensor, which is `into`, or the worker's own if nothing is sent; the transfers to
+            The tensor, which is `buffer`, or the worker's own if nothing is sent; the transfers to
             `finish` before it is complete.
         """
-        return into, _start(dist.irecv, self.worker, _REQUEST, None, into)
+        return buffer, _start(dist.irecv, self.worker, _REQUEST, None, buffer)
 
     def answer(self, held_seconds: float, parameters: Tensor) -> list[dist.Work]:
         """Start to send an answer: the parameters, which must not change until they are sent, and
@@ -327,17 +327,17 @@ class LocalRequest(Request):
     """
 
     payload: Tensor | None = None
-    into: Tensor | None = None
+    buffer: Tensor | None = None
     answers: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     travels = False
 
-    def receive(self, into: Tensor) -> tuple[Tensor, list[dist.Work]]:
+    def receive(self, buffer: Tensor) -> tuple[Tensor, list[dist.Work]]:
         assert self.payload is not None
         return self.payload, []
 
     def answer(self, held_seconds: float, parameters: Tensor) -> list[dist.Work]:
-        assert self.into is not None
-        self.into.copy_(parameters)
+        assert self.buffer is not None
+        self.buffer.copy_(parameters)
         self.answers.put(held_seconds)
         return []
 
@@ -362,17 +362,17 @@ class RemoteServer:
         self._rank = rank
 
     def ask(
-        self, kind: Kind, into: Tensor, payload: Tensor | None = None, learning_rate: float = 0.0
+        self, kind: Kind, buffer: Tensor, payload: Tensor | None = None, learning_rate: float = 0.0
     ) -> Callable[[], float]:
         """Start to send a request and, if given, the tensor `payload` to the server, and start to
-        receive its parameters into `into`, which may be the memory of `payload`.
+        receive its parameters into `buffer`, which may be the memory of `payload`.
 
         Returns:
             A function that waits for the answer, and returns the seconds for which the server
             delayed the answer to wait for other workers.
         """
         held_seconds = torch.zeros(1, dtype=torch.float64)
-        works = _start(dist.irecv, self._rank, _ANSWER, held_seconds, into)
+        works = _start(dist.irecv, self._rank, _ANSWER, held_seconds, buffer)
         works += self._send(kind, learning_rate, payload)
 
         def wait() -> float:
@@ -419,9 +419,9 @@ class LocalServer:
         self._worker, self._inbox = worker, inbox
 
     def ask(
-        self, kind: Kind, into: Tensor, payload: Tensor | None = None, learning_rate: float = 0.0
+        self, kind: Kind, buffer: Tensor, payload: Tensor | None = None, learning_rate: float = 0.0
     ) -> Callable[[], float]:
-        request = LocalRequest(self._worker, kind, learning_rate, payload=payload, into=into)
+        request = LocalRequest(self._worker, kind, learning_rate, payload=payload, buffer=buffer)
         self._inbox.put(request)
         return request.wait
 

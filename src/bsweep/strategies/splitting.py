@@ -52,7 +52,7 @@ class Split(TorchStrategy):
         super().connect()
         self.num_replicas = self.card.replicas
         self.num_parts = self.card.num_parts(self.num_workers)
-        self.part = self.rank % self.num_parts
+        self.part_index = self.rank % self.num_parts
         """The index of this worker among those of its replica."""
         self.ranks = torch.arange(self.num_workers).view(self.num_replicas, self.num_parts)
         """The ranks of all workers, by replica and part."""
@@ -126,7 +126,7 @@ class Split(TorchStrategy):
         """Sum gradients over the workers of all replicas that hold the same part."""
         if self.num_replicas == 1:
             return
-        ranks = self.ranks[:, self.part].tolist()
+        ranks = self.ranks[:, self.part_index].tolist()
         with worker_lost(), self.meter.exchange(gradients, ranks):
             summed = gradients.bfloat16() if self.card.reduce == "bf16" else gradients
             native(summed, self._alike)

@@ -30,7 +30,7 @@ class TensorParallel(Split, InEachPass):
     card: TensorConfig
 
     def vector(self, model: nn.Module) -> Parts:
-        self.reports_sums = self.part == 0
+        self.reports_sums = self.part_index == 0
         # What passes send, by the shape of their inputs, and what the optimizer sends for norms.
         self._sent: dict[torch.Size | None, SentBytes] = {}
         slices, mesh = layout(model), self.mesh(model)

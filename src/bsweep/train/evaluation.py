@@ -117,12 +117,12 @@ def evaluate(job: Job, examples: Part) -> Scores:
     return finite(loss / num_labels), finite(correct / num_labels)
 
 
-def _scores_of_own_examples(job: Job, shared: Part) -> Tensor:
+def _scores_of_own_examples(job: Job, examples: Part) -> Tensor:
     """Return the sums of the losses, correct answers and labels on this worker's examples of a
-    part of the data set, `shared`, as a float64 tensor (3,).
+    part of the data set, `examples`, as a float64 tensor (3,).
     """
     dataset, num_shares, strategy = job.dataset, job.config.data_parallel_size, job.strategy
-    mine = plan.even_part(torch.arange(len(shared)), strategy.replica, num_shares)
+    indices = plan.even_part(torch.arange(len(examples)), strategy.replica, num_shares)
     tokens = dataset.tokens_per_example
     fits = max(1, _EVALUATION_TOKENS // tokens) if tokens else _EVALUATION_IMAGES
     batches = job.config.local_batches
@@ -130,21 +130,21 @@ def _scores_of_own_examples(job: Job, shared: Part) -> Tensor:
     at_once = max(fits, common)
     totals = torch.zeros(3, dtype=torch.float64, device=job.device)
     # With some strategies workers exchange in every forward pass, so all make equally many.
-    longest = -(-len(shared) // num_shares) if strategy.collective_forward else len(mine)
-    num_more = -(-longest // at_once) - -(-len(mine) // at_once)
+    longest = -(-len(examples) // num_shares) if strategy.collective_forward else len(indices)
+    num_more = -(-longest // at_once) - -(-len(indices) // at_once)
     forward = strategy.outputs if isinstance(strategy, Staged) else job.model
     job.model.eval()
     # FSDP2 would keep tensors of the inference mode, in which no later pass can train.
     no_gradients = torch.no_grad if strategy.collective_forward else torch.inference_mode
     # The memory limit is for training steps only.
     with memory.unlimited(), no_gradients(), strategy.evaluating():
-        for examples, _ in shared.batches(torch.zeros(num_more, dtype=torch.int64), 1):
+        for batch, _ in examples.batches(torch.zeros(num_more, dtype=torch.int64), 1):
             with job.autocast():
-                job.model(job.inputs.convert(examples))
-        for examples, labels in shared.batches(mine, at_once):
+                job.model(job.inputs.convert(batch))
+        for batch, labels in examples.batches(indices, at_once):
             targets = job.inputs.targets(labels)
             with job.autocast():
-                outputs = forward(job.inputs.convert(examples))  # None if another worker has them
+                outputs = forward(job.inputs.convert(batch))  # None if another worker has them
             if outputs is not None:
                 loss = job.objective.loss(outputs, targets)
                 totals += job.objective.score(loss, outputs, targets)

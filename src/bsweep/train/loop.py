@@ -83,7 +83,7 @@ def train_epoch(job: Job, cursor: Cursor, checkpoints: CheckpointSchedule) -> Ep
     job.training_model.train()
     job.strategy.begin_epoch(cursor.epoch)
     memory.reset_peak(job.device)
-    meter = energy.Meter(job.device, counts_host=job.world.local_rank == 0)
+    meter = energy.EnergyMeter(job.device, counts_host=job.world.local_rank == 0)
     is_whole = cursor.position == 0
     while not _is_over(job, cursor):
         train_and_record_round(job, cursor, order, clock)

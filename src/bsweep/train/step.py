@@ -204,7 +204,7 @@ def _compute_stages(
     rows, number = torch.arange(len(targets)), strategy.num_microbatches
     microbatches = [plan.even_part(rows, i, number) for i in range(number)]
     size = max(map(len, microbatches))
-    filled = torch.cat([F.pad(used, (0, size - len(used))) for used in microbatches])
+    filled = torch.cat([F.pad(indices, (0, size - len(indices))) for indices in microbatches])
     if len(filled) > len(rows):
         inputs, targets = (tensor[filled.to(tensor.device)] for tensor in (inputs, targets))
     sums = torch.zeros(3, dtype=torch.float64, device=job.device)
@@ -212,10 +212,10 @@ def _compute_stages(
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         count = next(counts)
-        used = outputs[: count or 1], targets[: count or 1]
-        loss = job.objective.loss(*used)
+        examples = outputs[: count or 1], targets[: count or 1]
+        loss = job.objective.loss(*examples)
         if count and weight:
-            sums.add_(job.objective.score(loss, *used))
+            sums.add_(job.objective.score(loss, *examples))
         return loss * (weight if count else 0.0)
 
     with batchnorm_fit_for(job.model, size):
