@@ -15,7 +15,7 @@ SETTINGS = {"test_accuracy": "target_accuracy", "test_loss": "target_loss"}
 """By metric of a target: the key of a configuration that names such a target."""
 
 
-def score_said(metric: str, part: str) -> str:
+def score_name(metric: str, part: str) -> str:
     """Return a metric of a target in words, such as `validation accuracy`."""
     return f"{part} {metric.removeprefix('test_')}"
 
@@ -37,7 +37,7 @@ class Target:
     @property
     def score(self) -> str:
         """The metric in words, such as `validation accuracy`."""
-        return score_said(self.metric, self.part)
+        return score_name(self.metric, self.part)
 
     @property
     def option(self) -> str:
@@ -65,20 +65,29 @@ class Target:
         """Return the best median of three successive evaluations, which decides whether a run
         reaches its target.
 
-        An evaluation that is missing before the first or after the last one counts as worse than
-        any.
-
         Args:
             scores: The accuracies or losses of all evaluations, the oldest first.
 
         Returns:
             The median; NaN if there are fewer than two evaluations, which confirm no target.
         """
-        if len(scores) < 2:
-            return math.nan
-        padded = [-math.inf, *(self.sign * score for score in scores), -math.inf]
-        triples = zip(padded, padded[1:], padded[2:], strict=False)
-        return self.sign * max(sorted(triple)[1] for triple in triples)
+        return self.sign * best_of(smoothed([self.sign * score for score in scores]))
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Return a sequence of values smoothed by the median of each value and its two neighbours; a
+    missing neighbour counts as the worst value.
+
+    Args:
+        values: Values of which more is better.
+    """
+    padded = [-math.inf, *values, -math.inf]
+    return [sorted(triple)[1] for triple in zip(padded, padded[1:], padded[2:], strict=False)]
+
+
+def best_of(curve: Sequence[float]) -> float:
+    """Return the best value of a smoothed curve; NaN for a single evaluation."""
+    return max(curve) if len(curve) > 1 else math.nan
 
 
 def target_of(accuracy: float | None = None, loss: float | None = None) -> Target:

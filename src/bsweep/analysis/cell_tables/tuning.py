@@ -16,7 +16,7 @@ from bsweep.analysis.cell_tables.statistics import summarise
 from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.frames import Study, with_runs
 from bsweep.analysis.study.naming import evaluated_part
-from bsweep.config.target import score_said
+from bsweep.config.target import score_name
 
 TUNED = "best of each cell"  # stands for the rule where each cell is taken at its best rate
 
@@ -75,7 +75,7 @@ def best_by(study: Study) -> str:
     """Return in words the score by which `rates` finds the best learning rate of a cell."""
     if _metric(study.runs) == "seconds_to_target":
         return "the time to the target"
-    score = score_said("test_accuracy", evaluated_part(study.runs))
+    score = score_name("test_accuracy", evaluated_part(study.runs))
     return f"the {score} in the last evaluation"
 
 

@@ -20,7 +20,7 @@ from bsweep.analysis.study.frames import Study, ends_in_rounds
 from bsweep.analysis.study.naming import evaluated_part, length_of, settings_in_words
 from bsweep.analysis.study.numbers import number, spread
 from bsweep.config.strategies import GPU_CYCLE_MS, HorovodConfig
-from bsweep.config.target import score_said
+from bsweep.config.target import score_name
 from bsweep.core.words import counted, first_of, joined, listed
 
 _MAX_NAMED = 3
@@ -137,7 +137,7 @@ def _conclusions(study: Study, name: str, cells: pd.DataFrame) -> list[str]:
     """
     has_learned = cells["has_learned"].fillna(True).astype(bool)
     learned, others = cells[has_learned], cells[~has_learned]
-    not_above = f"({score_said('test_accuracy', evaluated_part(study.runs))} not above chance)"
+    not_above = f"({score_name('test_accuracy', evaluated_part(study.runs))} not above chance)"
     if learned.empty:
         which = "The only cell has not" if len(cells) == 1 else f"None of {len(cells)} cells has"
         lines = [f"{which} learned {not_above}, so no cell is recommended."]
@@ -176,7 +176,7 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     accuracies = ("test_accuracy", "train_accuracy")
     metric = next((name for name in accuracies if learned[name].notna().any()), "")
     part = "training" if metric == "train_accuracy" else evaluated_part(study.runs)
-    accuracy = score_said("test_accuracy", part)
+    accuracy = score_name("test_accuracy", part)
     by_time = learned.sort_values("train_seconds", kind="stable")
     by_accuracy = by_time.sort_values(metric, ascending=False, kind="stable") if metric else by_time
     candidates = fastest_accurate(learned)

@@ -28,7 +28,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bsweep.analysis.study.caching import cached
-from bsweep.config.target import SETTINGS, Target
+from bsweep.config.target import SETTINGS, Target, best_of, smoothed
 
 if TYPE_CHECKING:
     from bsweep.analysis.study.frames import Study
@@ -88,7 +88,7 @@ def best_scores(study: Study, metric: str) -> pd.Series[float]:
     sign = 1 if metric == "test_accuracy" else -1
     evaluated = study.evaluations.dropna(subset=metric)
     best = {
-        run_id: sign * _best_median(smoothed(sign * curve.to_numpy(float)))
+        run_id: sign * best_of(smoothed((sign * curve).tolist()))
         for run_id, curve in evaluated.groupby("run_id", sort=False)[metric]
     }
     return pd.Series(best, dtype=float)
@@ -141,22 +141,6 @@ def crossings(evaluations: pd.DataFrame, target: Target) -> pd.DataFrame:
     return table.rename_axis("run_id").astype({"reached": bool, "is_bound": bool})
 
 
-def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a sequence of values smoothed by the median of each value and its two neighbours; a
-    missing neighbour counts as the worst value.
-
-    Args:
-        values: Values of which more is better, shape (evaluations,).
-    """
-    padded = np.concatenate([[-np.inf], values, [-np.inf]])
-    return np.asarray(np.sort([padded[:-2], padded[1:-1], padded[2:]], axis=0)[1])
-
-
-def _best_median(curve: NDArray[np.float64]) -> float:
-    """Return the best value of a smoothed curve; NaN for a single evaluation."""
-    return float(curve.max()) if len(curve) > 1 else np.nan
-
-
 def crossing(
     amounts: NDArray[np.float64], values: NDArray[np.float64], target: Target
 ) -> dict[str, float | bool]:
@@ -169,7 +153,7 @@ def crossing(
         target: The target to reach.
     """
     wanted, scores = target.sign * target.value, target.sign * values
-    curve = smoothed(scores)
+    curve = np.array(smoothed(scores.tolist()))
     reached = bool((curve >= wanted).any())
     first = int((curve >= wanted).argmax())
     around = slice(max(0, first - 1), first + 1)
@@ -187,6 +171,6 @@ def crossing(
         **dict(zip(_TO_TARGET, to_target, strict=True)),
         "steps_between": float(steps[-1] - steps[0]) if reached and first > 0 else np.nan,
         **{f"trained_{name}": float(x) for name, x in zip(AMOUNTS, trained, strict=True)},
-        "best": target.sign * _best_median(curve),
+        "best": target.sign * best_of(curve.tolist()),
         "last": float(values[-1]),
     }
