@@ -36,7 +36,7 @@ from bsweep.core.words import counted
 ENOUGH_BATCHES = 3
 _STEP = 0.01
 _ROUNDING = 1e-9
-_SHARES = (0.75, 0.5)  # of the cells; the second if the first are not above chance
+SHARES = (0.75, 0.5)  # of the cells; the second if the first are not above chance
 
 
 @cached
@@ -94,7 +94,7 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
     """
     metric = "test_accuracy" if study.evaluations["test_accuracy"].notna().any() else "test_loss"
     cells = _scores(study, metric).sort_values("score", ascending=False)
-    for share in _SHARES:
+    for share in SHARES:
         score = _level(cells["score"], share)
         if math.isfinite(score) and (metric == "test_loss" or _is_learned(cells, score, share)):
             break

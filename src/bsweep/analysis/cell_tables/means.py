@@ -265,9 +265,9 @@ def step_times(study: Study) -> pd.DataFrame:
         `n`: The number of seeds.
         `total_seconds`: The time of a step, with `total_seconds_ci95`; see `summarise`.
         `compute_seconds`: The rest after the other parts.
-        `codec_seconds`: NaN without a codec, and where the codec computes beside the steps.
-        `exposed_exchange_seconds`: The exchange that computing did not hide. Where the codec
-            computes beside the steps, this includes the codec's time.
+        `codec_seconds`: NaN without a codec, and where its time was not recorded.
+        `exposed_exchange_seconds`: The exchange that computing did not hide. Where the codec's time
+            was not recorded, it is part of this.
         `wait_seconds`: The mean over workers.
         `sent_bytes`: The bytes that a worker sends, the mean over workers.
         `sent_of_ring`: These bytes over `ring_bytes`; NaN if workers take unequal steps.

@@ -36,7 +36,8 @@ def summarise(runs: pd.DataFrame, by: Sequence[str], metrics: Iterable[Any]) -> 
     by_seed = runs.groupby([*by, "seed"])[list(metrics)].mean()
     groups = by_seed.groupby(level=list(by))
     count, size = groups.count(), groups.size()
-    half_width = (groups.sem() * stdtrit(count - 1, 0.975)).where(count >= MIN_SEEDS_FOR_INTERVAL)
+    quantile = stdtrit(count - 1, 1 - ALPHA / 2)
+    half_width = (groups.sem() * quantile).where(count >= MIN_SEEDS_FOR_INTERVAL)
     ends = size.cumsum().tolist()[:-1]
     points = {
         f"{metric}_points": [
@@ -94,7 +95,7 @@ def compare_means(ones: pd.Series[Any], others: pd.Series[Any], null: float) -> 
         others: The second sample of each pair, with the same index.
         null: The difference of the hypothesis.
     """
-    tests = [_welch(one, other, null) for one, other in zip(ones, others, strict=True)]
+    tests = [_welch(*samples, null) for samples in zip(ones, others, strict=True)]
     table = pd.DataFrame(tests, ones.index, ["difference", "error", "freedom", "p"], dtype=float)
     fewest = np.minimum(ones.map(len), others.map(len))
     table.loc[fewest < MIN_SEEDS_FOR_INTERVAL, ["error", "freedom", "p"]] = np.nan
@@ -108,13 +109,13 @@ def compare_means(ones: pd.Series[Any], others: pd.Series[Any], null: float) -> 
     )
 
 
-def differ_by_chance(one: ArrayLike, other: ArrayLike) -> float:
+def differ_by_chance(ones: ArrayLike, others: ArrayLike) -> float:
     """Return the p-value of Welch's t-test between two samples of two or more values each.
 
     It is the probability that samples from populations of equal means have means at least as far
     apart. It is 1 where all values are equal.
     """
-    return _welch(one, other, 0.0)[3]
+    return _welch(ones, others, 0.0)[3]
 
 
 def _welch(ones: ArrayLike, others: ArrayLike, null: float) -> tuple[float, float, float, float]:
@@ -122,13 +123,13 @@ def _welch(ones: ArrayLike, others: ArrayLike, null: float) -> tuple[float, floa
     error, its degrees of freedom, and the p-value of the hypothesis that it is `null`. The last
     three are NaN if a sample has fewer than two values, and the difference if one has none.
     """
-    one, other = np.asarray(ones, float), np.asarray(others, float)
-    sizes = np.array([len(one), len(other)])
-    difference = float(other.mean() - one.mean()) if sizes.all() else math.nan
+    first, second = np.asarray(ones, float), np.asarray(others, float)
+    sizes = np.array([len(first), len(second)])
+    difference = float(second.mean() - first.mean()) if sizes.all() else math.nan
     if sizes.min() < 2:
         return difference, math.nan, math.nan, math.nan
-    away = abs(float((one + null).mean() - other.mean()))
-    variances = np.array([one.var(ddof=1), other.var(ddof=1)]) / sizes
+    away = abs(float((first + null).mean() - second.mean()))
+    variances = np.array([first.var(ddof=1), second.var(ddof=1)]) / sizes
     variance = float(variances.sum())
     if not variance:  # all values of a sample are equal
         return difference, 0.0, 1.0, float(not away)

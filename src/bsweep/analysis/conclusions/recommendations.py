@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from bsweep.analysis.cell_tables.common_target import common_target
+from bsweep.analysis.cell_tables.common_target import SHARES, common_target
 from bsweep.analysis.cell_tables.keys import cell_keys, keyed
 from bsweep.analysis.cell_tables.statistics import beats_chance
 from bsweep.analysis.cell_tables.tuning import TUNED, best_by, rate_settings, tuned
@@ -404,5 +404,5 @@ def _no_target(study: Study) -> str:
         "Fewer than half of the cells reach an accuracy above chance in all their runs. Train for "
         "longer, or at learning rates that suit each batch, as with optimizer.lr_rule=linear."
     )
-    is_low = not few or has_learned.mean() < 0.5
+    is_low = not few or has_learned.mean() < SHARES[-1]
     return joined(["No recommendation of a batch size.", few, low if is_low else ""])

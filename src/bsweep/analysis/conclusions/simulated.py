@@ -16,7 +16,7 @@ from bsweep.analysis.prediction.forecast import Key, grid
 from bsweep.analysis.prediction.sampler import Array
 from bsweep.analysis.prediction.seen_runs import Observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
-from bsweep.analysis.simulation import Constants, constant_warnings, links_of
+from bsweep.analysis.simulation import DOUBLINGS, Constants, constant_warnings, links_of
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import Choice, card_like, choice_of, choice_of_point
 from bsweep.analysis.simulation.constants import NUM_DRAWS
@@ -28,7 +28,6 @@ from bsweep.config.values import check_above_zero
 
 _CODEC = "compression="
 _NUM_STEPS = 2 * NUM_DRAWS
-_DOUBLINGS = (1, 2, 4, 8, 16, 32, 64)
 _NONE = (
     "no cell of the grid has more workers than were timed, so there is nothing to simulate. Give "
     "bsweep predict or report more workers, as in --workers 1..512."
@@ -102,7 +101,7 @@ def larger_grid(
     to 64.
     """
     if workers is None:
-        workers = [*_DOUBLINGS, *(int(count) for count in seen.runs["num_workers"])]
+        workers = [*DOUBLINGS, *(int(count) for count in seen.runs["num_workers"])]
     return grid(seen, batches, workers, int(seen.runs["local_batch"].max() * max(workers)))
 
 
@@ -154,7 +153,7 @@ def _problem(config: RunConfig, network: str) -> str:
     links = Network(FREE) if words == "measured" else parse_network(words)
     constants = Constants(np.ones(NUM_DRAWS), np.ones(NUM_DRAWS), 4e6, 1, "a trial")
     problem = ""
-    for workers in _DOUBLINGS[:0:-1]:
+    for workers in DOUBLINGS[:0:-1]:
         try:
             choice = choice_of_point(config)
             choice = choice.with_codec(codec) if codec else choice

@@ -19,6 +19,7 @@ from bsweep.analysis.prediction.comparable_runs import (
 )
 from bsweep.analysis.prediction.likelihood import CellRuns, cell_runs
 from bsweep.analysis.prediction.step_time import Timing
+from bsweep.analysis.prediction.steps import SCATTER
 from bsweep.analysis.prediction.ways import WHOLE, Way, passes_of, ways_of
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import evaluated_part
@@ -27,7 +28,7 @@ from bsweep.config.target import Target
 
 CELL = ["global_batch", "num_workers", "passes"]
 _TIMED = ["way", *CELL, "step_seconds", "exposed_seconds"]
-_SCATTER, _REPETITIONS = 0.08, 4000  # of log steps between runs; of a choice of the best rate
+_REPETITIONS = 4000  # of a choice of the best rate
 _ONE_NODE = "1 node"  # the placement of workers on one host, see `derived.placement`
 
 
@@ -187,8 +188,6 @@ def observed(
             "predict from. Train some runs from their beginning."
         )
     known = runs[~is_continued]
-    whole = known["train_seconds"] / known["num_steps"].astype(float)
-    known = known.assign(step_seconds=known["step_seconds"].fillna(whole))
     has_rates = known.groupby("global_batch")["lr"].nunique().gt(1).any()
     rates = best_rates(known, target) if has_rates else {}
     optimism = chosen_too_low(known, rates)
@@ -229,8 +228,11 @@ def exact_batches(runs: pd.DataFrame) -> list[int]:
     """Return the global batch sizes at which a run reached the target after its first evaluation,
     so that the steps to the target are known and not only an upper bound.
     """
-    is_exact = runs["reached"].eq(True) & ~runs["is_bound"].eq(True)
-    return sorted({int(batch) for batch in runs.loc[is_exact, "global_batch"]})
+    return sorted({int(batch) for batch in runs.loc[_is_exact(runs), "global_batch"]})
+
+
+def _is_exact(runs: pd.DataFrame) -> pd.Series[bool]:
+    return runs["reached"].eq(True) & ~runs["is_bound"].eq(True)
 
 
 def rate_rule(seen: Observed) -> str:
@@ -275,12 +277,11 @@ def chosen_too_low(runs: pd.DataFrame, rates: Mapping[int, float]) -> dict[int, 
     least as large a share of their runs as of the chosen rate's reached the target. The noise is
     the scatter between runs with one rate, counted together with three runs that scatter by 8 %.
     """
-    is_exact = runs["reached"].eq(True) & ~runs["is_bound"].eq(True)
-    logs = runs["steps_to_target"].astype(float).where(is_exact).map(np.log)
+    logs = runs["steps_to_target"].astype(float).where(_is_exact(runs)).map(np.log)
     groups = logs.groupby([runs["global_batch"], runs["lr"]])
     shares = runs["reached"].eq(True).groupby([runs["global_batch"], runs["lr"]]).mean()
     tried = pd.DataFrame({"mean": groups.mean(), "count": groups.count(), "share": shares})
-    squares = ((logs - groups.transform("mean")) ** 2).sum() + 3 * _SCATTER**2
+    squares = ((logs - groups.transform("mean")) ** 2).sum() + 3 * SCATTER**2
     sigma = np.sqrt(squares / (3 + (tried["count"] - 1).clip(lower=0).sum()))
     rng, optimism = np.random.default_rng(0), {}
     for batch, rate in rates.items():

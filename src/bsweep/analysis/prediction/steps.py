@@ -29,7 +29,8 @@ from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 
 _LEVEL_FACTOR = 10.0
 CRITICAL_FACTOR = 10.0  # one standard deviation of the critical batch, without an estimate
-_SCATTER, _MISSED, _SPREAD_FACTOR = 0.08, 0.05, 2.0
+SCATTER = 0.08  # of log steps between runs
+_MISSED, _SPREAD_FACTOR = 0.05, 2.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def fit_steps(
     def parameters(points: Array) -> tuple[Array, Array, Array, Array]:
         level = np.median(levels) + np.log(_LEVEL_FACTOR) * points[:, 0]
         critical = np.exp(np.log(prior.critical_batch) + np.log(prior.factor) * points[:, 1])
-        sigma = _SCATTER * _SPREAD_FACTOR ** points[:, 2]
+        sigma = SCATTER * _SPREAD_FACTOR ** points[:, 2]
         return (
             level - np.log1p(critical / middle),
             critical,

@@ -31,7 +31,7 @@ from bsweep.config.run import cards_by_name
 
 # The first parts of the columns in which runs of different ways must be equal.
 _OTHERS = ("compression", "allocation", "batching", "slowdown")
-_PARAMETER_BYTES = 4
+PARAMETER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _split_way(name: str, card: StrategyConfig, steps: pd.DataFrame) -> Way:
     """Return a way that splits the model, from steps with the columns of `TimedStep`."""
     steps = steps.reindex(columns=TimedStep._fields)
     parameters = pd.to_numeric(steps["num_parameters"]).max()
-    whole = 0.0 if pd.isna(parameters) else float(parameters) * _PARAMETER_BYTES
+    whole = 0.0 if pd.isna(parameters) else float(parameters) * PARAMETER_BYTES
     passes, example_bytes = passes_of(steps), []
     facts = (steps["num_workers"], steps["global_batch"], passes, steps["sent_bytes"] / passes)
     for workers, batch, number, sent in zip(*facts, strict=True):

@@ -16,11 +16,12 @@ from typing import Any
 
 import pandas as pd
 
+from bsweep.analysis.prediction.ways import PARAMETER_BYTES
 from bsweep.analysis.simulation import constants as constants_of
 from bsweep.analysis.simulation import machines, rows
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import Choice, choice_of, choices_of
-from bsweep.analysis.simulation.constants import PARAMETER_BYTES, Constants
+from bsweep.analysis.simulation.constants import Constants
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.rows import Simulation
 from bsweep.analysis.study.folder import load
@@ -31,12 +32,13 @@ from bsweep.core.words import counted, listed
 __all__ = ["Constants", "Simulation", "constant_warnings", "links_of", "simulate"]
 
 STRATEGIES = "horovod,parameter_server,diloco"
+DOUBLINGS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def simulate(
     study: Study | str | Path | None = None,
     *,
-    workers: int | str | Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    workers: int | str | Sequence[int] = DOUBLINGS,
     network: str | Sequence[str] | None = None,
     strategies: str | Sequence[str] = STRATEGIES,
     local_batch: int | None = None,

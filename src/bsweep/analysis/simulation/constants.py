@@ -21,7 +21,7 @@ from bsweep.analysis.prediction.cards import capabilities_of
 from bsweep.analysis.prediction.comparable_runs import selected
 from bsweep.analysis.prediction.probed_steps import probe_timings, read_probe
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
-from bsweep.analysis.prediction.ways import ways_of
+from bsweep.analysis.prediction.ways import PARAMETER_BYTES, ways_of
 from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
@@ -33,7 +33,6 @@ from bsweep.runlog.reading import read_records
 NUM_DRAWS = 20
 """The number of draws of the constants. Each simulates its part of the steps."""
 
-PARAMETER_BYTES = 4
 _FITTED_DRAWS = 400
 _MISSED = 0.1  # of the logarithm of an exchange's seconds, by its model, before any run is seen
 _FEW = 5  # the number of runs that this weighs
@@ -234,18 +233,19 @@ def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     """
     table = runs.join(run_steps(study).add_suffix("_of_step"), on="run_id")
     is_alone = table["num_workers"] == 1
-    exposed = table["exposed_seconds_of_step"].where(~is_alone, 0.0)
-    spent = exposed + table["codec_seconds_of_step"].fillna(0)
     is_plain = np.array(
         [not can.splits_model and can.exchanges_in_passes is False for can in capabilities_of(runs)]
     )
     is_known = (is_alone | is_plain) & table["local_batches"].fillna("").eq("")
-    step_seconds = table["total_seconds_of_step"]
+    step_seconds, codec_seconds = table["total_seconds_of_step"], table["codec_seconds_of_step"]
+    without_exchange = step_seconds - codec_seconds.fillna(0)
     return table.assign(
         passes=pd.to_numeric(table["accumulation_steps"], errors="coerce").fillna(1),
         step_seconds=step_seconds,
-        compute_seconds=(step_seconds - spent).where(is_known),
-        codec_seconds=table["codec_seconds_of_step"],
+        compute_seconds=table["compute_seconds_of_step"]
+        .mask(is_alone, without_exchange)
+        .where(is_known),
+        codec_seconds=codec_seconds,
     )
 
 
