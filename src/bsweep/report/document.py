@@ -86,7 +86,7 @@ def document(study: Study) -> Document:
         varying = [name for name in settings if runs[name].astype(str).nunique() > 1]
         shown = [*_ALWAYS, *varying, *(name for name in _RESULTS if name in runs)]
         target = common_target(study)
-        told = {
+        contents = {
             "name": study.name,
             "summary": _summary(study),
             "folder": str(study.folder),
@@ -122,7 +122,7 @@ def document(study: Study) -> Document:
                 for path in sorted(_CHARTS.glob("*.json"))
             },
         }
-        values: Document = plain(told)
+        values: Document = plain(contents)
         return values
 
 

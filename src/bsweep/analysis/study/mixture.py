@@ -46,11 +46,11 @@ def mixture(runs: pd.DataFrame, provenance: pd.DataFrame) -> Mixture:
     return {name: values for name, values in by_value.items() if len(values) > 1}
 
 
-def refuse(folder: Path, found: Mixture) -> None:
+def refuse(folder: Path, differences: Mixture) -> None:
     """Raise a ValueError if runs differ in hardware, software versions or automatically chosen
     precision; the message names the values and some of the runs.
     """
-    lines = [f"  {name}: {in_words(values)}" for name, values in found.items()]
+    lines = [f"  {name}: {in_words(values)}" for name, values in differences.items()]
     if lines:
         raise ValueError(
             "\n".join([f"{folder}: its runs cannot be compared. They differ in", *lines])
