@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bsweep.analysis import Study
+from bsweep.analysis.simulation.rows import LITTLE_GAIN
 from bsweep.plots import drawing, scales
 from bsweep.plots.curves import BAND, categorical, handle
 from bsweep.plots.surface import targets_in_words
@@ -47,9 +48,8 @@ def larger_clusters(study: Study, curves: pd.DataFrame) -> Figure:
         figure,
         f"Predicted time and {cost_words} to {targets_in_words(curves)} on each number "
         "of workers at its best global batch, with the 90 % interval of one more run. Dashed: "
-        "simulated. A ring is the knee: from there on, more workers bring less than half of the "
-        "speed that they cost. Dotted: from there on, the best batch is larger than the critical "
-        "batch size.",
+        f"simulated. A ring is the knee: from there on, {LITTLE_GAIN}. Dotted: from there on, the "
+        "best batch is larger than the critical batch size.",
     )
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from bsweep.analysis import Comparison
 from bsweep.analysis.conclusions.comparing import TIMES
-from bsweep.analysis.study.numbers import number
+from bsweep.analysis.study.numbers import interval_text, number
 from bsweep.core.whole_files import write_whole
 from bsweep.core.words import counted
 from bsweep.report.formats import Table
@@ -51,7 +51,7 @@ def tables(comparison: Comparison) -> Iterator[Table]:
                 "compared": cells["compared"].map(number),
                 "ratio" if measure in TIMES else "difference": cells["change"].map(number),
                 "interval": [
-                    "-" if low != low else f"{number(low)} to {number(high)}"
+                    "-" if low != low else interval_text(low, high)
                     for low, high in ends
                 ],
                 "p": cells["p_holm"].map(number),

@@ -13,9 +13,10 @@ from bsweep import analysis, plots
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables import tuning
 from bsweep.analysis.cell_tables.keys import RATES
+from bsweep.analysis.simulation.rows import LITTLE_GAIN
 from bsweep.analysis.study import naming
 from bsweep.analysis.study.columns import heading, spoken
-from bsweep.analysis.study.numbers import number, setting_text, spread
+from bsweep.analysis.study.numbers import interval_text, number, setting_text, spread
 from bsweep.core.words import joined
 from bsweep.report.formats import Table
 
@@ -28,8 +29,7 @@ _CELLS = (
 _LARGER = (
     "Larger clusters: predicted time and worker-hours to {} on each number of workers at its best "
     "global batch, with the 90 % prediction interval of one more run. Cells that are not simulated "
-    "are on the study's own links. Knee: from there on, more workers bring less than half of the "
-    "speed that they cost."
+    f"are on the study's own links. Knee: from there on, {LITTLE_GAIN}."
 )
 _RATES = (
     "The best learning rate of each cell that ran with several rates, by {}: the rate with which "
@@ -89,10 +89,6 @@ def _table(rows: pd.DataFrame, text_of: Callable[[dict[str, Any]], dict[str, str
     return texts
 
 
-def _interval(cell: dict[str, Any]) -> str:
-    return f"{number(cell['seconds_low'])} to {number(cell['seconds_high'])}"
-
-
 def _cell(cell: dict[str, Any]) -> dict[str, str]:
     reached = f"{cell['num_reached']} of {cell['num_runs']} reached"
     bottleneck = {"fixed": "fixed cost"}.get(
@@ -108,7 +104,7 @@ def _cell(cell: dict[str, Any]) -> dict[str, str]:
         "global batch": str(cell["global_batch"]),
         "workers": str(cell["num_workers"]),
         "time (s)": number(cell["seconds"]),
-        "90 % interval (s)": _interval(cell),
+        "90 % interval (s)": interval_text(cell["seconds_low"], cell["seconds_high"]),
         "worker-seconds": number(cell["worker_seconds"]),
         "steps": f"{cell['steps']:.0f}",
         "step (s)": number(cell["step_seconds"]),
@@ -131,7 +127,7 @@ def _curve(cell: dict[str, Any]) -> dict[str, str]:
         "workers": str(cell["num_workers"]),
         "global batch": str(cell["global_batch"]),
         "time (s)": number(cell["seconds"]),
-        "90 % interval of time (s)": _interval(cell),
+        "90 % interval of time (s)": interval_text(cell["seconds_low"], cell["seconds_high"]),
         "worker-hours": number(cell["worker_hours"]),
         **money,
         "notes": joined(notes, "; "),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from bsweep.analysis.simulation.rows import knee
+from bsweep.analysis.simulation.rows import knee, lasting
 
 OWN_LINKS = "the study's own links"
 _CELL = [
@@ -25,7 +25,7 @@ def wall(workers: pd.Series[int], is_above: pd.Series[bool]) -> int | None:
         workers: The numbers of workers, ascending.
         is_above: True where the best batch is larger.
     """
-    stays_above = is_above[::-1].astype(int).cumprod()[::-1].astype(bool)
+    stays_above = lasting(is_above)
     return int(workers[stays_above].iloc[0]) if stays_above.any() else None
 
 

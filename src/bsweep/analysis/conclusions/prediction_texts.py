@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.conclusions.networks import OWN_LINKS, curves_of
-from bsweep.analysis.prediction.critical_batch import CriticalBatch
+from bsweep.analysis.prediction.critical_batch import LEVEL, CriticalBatch
 from bsweep.analysis.prediction.fitting import Fits, leave_out
 from bsweep.analysis.prediction.forecast import Forecast, Key, batch_on_workers
 from bsweep.analysis.prediction.missing_runs import more_evaluations, wanted_evaluations
@@ -28,7 +28,8 @@ from bsweep.analysis.prediction.objectives import (
     gains,
 )
 from bsweep.analysis.prediction.seen_runs import CELL, Observed, rate_rule
-from bsweep.analysis.study.numbers import number, plain
+from bsweep.analysis.simulation.rows import LITTLE_GAIN
+from bsweep.analysis.study.numbers import interval_text, number, plain
 from bsweep.config.target import Target
 from bsweep.core.words import aligned, counted, first_of, joined
 
@@ -295,7 +296,7 @@ class Prediction:
 
     def _amount(self, place: int) -> str:
         value, low, high = amount(self.forecast, self.objective, place)
-        return f"{number(value)} {self._words.unit} (90 % interval {_interval(low, high)})"
+        return f"{number(value)} {self._words.unit} ({LEVEL} interval {interval_text(low, high)})"
 
     @property
     def _whole_amount(self) -> str:
@@ -416,7 +417,8 @@ class Prediction:
             yield (
                 f"Error without a cell's {words} ({few}{counted(measured, words)} left out, one at "
                 f"a time): {errors.max():.0f} % for the worst cell, {errors.median():.0f} % in the "
-                f"median; {int(rows['is_inside'].sum())} of {len(rows)} lie in their 90 % interval."
+                f"median; {int(rows['is_inside'].sum())} of {len(rows)} lie in their {LEVEL} "
+                "interval."
             )
         if table["is_bound"].any():
             yield "If a cell did not reach the target, the time that it trained is a lower bound."
@@ -454,7 +456,7 @@ class Prediction:
             "workers": cells["num_workers"].astype(str),
             "strategy": cells["way"],
             "time (s)": cells["seconds"].map(number),
-            "90 % interval": _intervals(cells, "seconds"),
+            f"{LEVEL} interval": _intervals(cells, "seconds"),
             "steps": cells["steps"].map("{:.0f}".format),
             "step (s)": cells["step_seconds"].map(number),
             "worker-seconds": cells["worker_seconds"].map(number),
@@ -474,7 +476,7 @@ class Prediction:
             "workers": curves["num_workers"].astype(str),
             "batch": curves["global_batch"].astype(str),
             "time (s)": curves["seconds"].map(number),
-            "90 % interval": _intervals(curves, "seconds"),
+            f"{LEVEL} interval": _intervals(curves, "seconds"),
             "worker-hours": curves["worker_hours"].map(number),
             "money": curves["money"].map(number),
             "": [
@@ -488,24 +490,24 @@ class Prediction:
         fits = pd.DataFrame({
             "fit": self.fits.index,
             "median": self.fits["median"].map(number).array,
-            "90 % interval": list(map(_interval, self.fits["low"], self.fits["high"])),
+            f"{LEVEL} interval": list(map(interval_text, self.fits["low"], self.fits["high"])),
         })  # fmt: skip
         rows = []
         for estimate in self.critical_batches:
-            interval = "" if np.isnan(estimate.low) else _interval(estimate.low, estimate.high)
+            interval = "" if np.isnan(estimate.low) else interval_text(estimate.low, estimate.high)
             rows.append((estimate.source, number(estimate.value), interval, estimate.verdict))
             if not np.isnan(estimate.ratio_of_sums):
                 name, value = f"{estimate.source}, ratio of sums", number(estimate.ratio_of_sums)
                 rows.append((name, value, "", "for comparison: large gradients dominate it"))
         critical = pd.DataFrame(
-            rows, columns=["critical batch by", "examples", "90 % interval", "verdict"]
+            rows, columns=["critical batch by", "examples", f"{LEVEL} interval", "verdict"]
         )
         curves = [self._curves_table()] if self.network else []
         return [*curves, self._cells_table(), fits, critical]
 
 
 _BEGINNINGS = {
-    "is_knee": "more workers bring less than half of the speed that they cost",
+    "is_knee": LITTLE_GAIN,
     "is_wall": "the best batch is larger than the critical batch size ({critical}), so more "
     "workers save few steps",
 }
@@ -548,12 +550,8 @@ def _marked(cell: pd.Series[Any]) -> str:
     return row_name(cell) + ", simulated" * bool(cell["is_simulated"])
 
 
-def _interval(low: float, high: float) -> str:
-    return f"{number(low)} to {number(high)}"
-
-
 def _intervals(table: pd.DataFrame, name: str) -> list[str]:
-    return list(map(_interval, table[f"{name}_low"], table[f"{name}_high"]))
+    return list(map(interval_text, table[f"{name}_low"], table[f"{name}_high"]))
 
 
 def _wrapped(lines: Iterable[str]) -> str:

@@ -22,11 +22,13 @@ from bsweep.analysis.prediction.sampler import NUM_DRAWS, Array
 from bsweep.analysis.prediction.seen_runs import Observed, to_target_of
 from bsweep.analysis.prediction.steps import CriticalBatchPrior, StepsFit, fit_steps
 from bsweep.analysis.study.frames import Study
-from bsweep.analysis.study.numbers import number
+from bsweep.analysis.study.numbers import interval_text
 from bsweep.analysis.study.targets import crossings
 from bsweep.core.words import counted
 
-INTERVAL = (0.05, 0.95)  # quantiles at the ends of every 90 % interval
+INTERVAL = (0.05, 0.95)  # quantiles at the ends of every interval of a prediction
+LEVEL = f"{100 * (INTERVAL[1] - INTERVAL[0]):.0f} %"
+P95 = 1.645  # standard deviations from the median to the 95th percentile
 # One standard deviation between a noise scale and the critical batch of steps to a target.
 _NOISE_FACTOR = 3.0
 _FEWEST_RECORDS = 8  # Fewer records of a noise scale are too few for a bootstrap.
@@ -61,7 +63,7 @@ class CriticalBatch:
         The prior's width combines the estimate's own width and the factor by which definitions may
         differ.
         """
-        width = np.log(self.high / self.low) / 3.29
+        width = np.log(self.high / self.low) / (2 * P95)
         return CriticalBatchPrior(self.value, float(np.exp(np.hypot(np.log(_NOISE_FACTOR), width))))
 
 
@@ -242,7 +244,7 @@ def disagreements(estimates: Sequence[CriticalBatch]) -> Iterator[str]:
     for pair in combinations(known, 2):
         if max(estimate.low for estimate in pair) > min(estimate.high for estimate in pair):
             sources = " and ".join(
-                f"from {estimate.source} ({number(estimate.low)} to {number(estimate.high)})"
+                f"from {estimate.source} ({interval_text(estimate.low, estimate.high)})"
                 for estimate in pair
             )
             yield (

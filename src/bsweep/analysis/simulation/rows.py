@@ -11,20 +11,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.prediction.critical_batch import INTERVAL
+from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.prediction.critical_batch import INTERVAL, LEVEL, P95
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import Choice
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.network import Array
-from bsweep.analysis.simulation.spread import P95
 from bsweep.analysis.simulation.strategies import outcome
-from bsweep.analysis.study.numbers import number, plain
+from bsweep.analysis.study.numbers import interval_text, number, plain
 from bsweep.core.words import counted
 
 SIMULATED, MEASURED = "simulated", "measured"
 MILLION = 1_000_000
 KNEE = 0.5
 """The share of the ideal gain in speed below which more workers are not worth much."""
+LITTLE_GAIN = "more workers bring less than half of the speed that they cost"
+"""What `KNEE` says, in words."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,15 +69,15 @@ class Simulation:
 
     def _shown(self) -> pd.DataFrame:
         cells = self.cells
-        interval = cells["step_seconds_low"].map(number) + " to "
-        interval += cells["step_seconds_high"].map(number)
+        ends = zip(cells["step_seconds_low"], cells["step_seconds_high"], strict=True)
+        intervals = ["" if low != low else interval_text(low, high) for low, high in ends]
         table = pd.DataFrame({
             "network": cells["network"],
             "workers": cells["num_workers"],
             "strategy": cells["strategy"],
             "batch": cells["global_batch"],
             "step (s)": cells["step_seconds"].map(number),
-            "90 % interval": interval.where(cells["step_seconds_low"].notna(), ""),
+            f"{LEVEL} interval": intervals,
             "exchange": cells["exchange_share"].map(_percent),
             "waiting": cells["waiting_share"].map(_percent),
             "speed-up": cells["speed_up"].map(number),
@@ -156,7 +158,8 @@ def _measured_rows(
             if (choice.name, workers, batch) in keys:
                 seconds = runs["step_seconds"].astype(float)
                 middle, global_batch = float(seconds.median()), float(runs["global_batch"].iloc[0])
-                ends = (np.nan, np.nan) if len(runs) < 3 else seconds.quantile(list(INTERVAL))
+                has_interval = len(runs) >= MIN_SEEDS_FOR_INTERVAL
+                ends = seconds.quantile(list(INTERVAL)) if has_interval else (np.nan, np.nan)
                 exposed = runs["exposed_exchange_seconds_of_step"] / seconds
                 yield {
                     "network": "measured",
@@ -231,10 +234,14 @@ def knee(workers: pd.Series[int], speeds: pd.Series[float]) -> int | None:
     few = (gains < wanted).iloc[1:]
     if few.empty or not few.iloc[-1]:
         return None
-    stays_few = few[::-1].astype(int).cumprod()[::-1].astype(bool)
     is_near = (workers.shift(-1) <= 2 * workers).iloc[:-1]
-    at_knee = workers.iloc[:-1][stays_few.to_numpy() & is_near.to_numpy()]
+    at_knee = workers.iloc[:-1][lasting(few).to_numpy() & is_near.to_numpy()]
     return int(at_knee.iloc[0]) if len(at_knee) else None
+
+
+def lasting(condition: pd.Series[bool]) -> pd.Series[bool]:
+    """Return True where a condition holds from there on, to the end."""
+    return condition[::-1].cummin()[::-1]
 
 
 def knees(cells: pd.DataFrame) -> Iterator[str]:
@@ -250,6 +257,5 @@ def knees(cells: pd.DataFrame) -> Iterator[str]:
         if workers is not None:
             where = f" with {network}" if several else ""
             yield (
-                f"Knee of {strategy}{where}: from {counted(workers, 'worker')} on, more workers "
-                "bring less than half of the speed that they cost."
+                f"Knee of {strategy}{where}: from {counted(workers, 'worker')} on, {LITTLE_GAIN}."
             )

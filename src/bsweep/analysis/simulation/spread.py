@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from bsweep.analysis.prediction.critical_batch import P95
 from bsweep.analysis.simulation.network import Array
 
-P95 = 1.645  # standard deviations from the median to the 95th percentile
 _STRETCH = 20  # steps of a stretch, if not measured
 _MOST_SPREAD = 1.0  # of logarithms: few disturbed steps must not make all steps wild
 

@@ -68,6 +68,11 @@ def _decimals(value: float) -> int:
     return max(0, digits - 1 - math.floor(math.log10(rounded))) if rounded else 0
 
 
+def interval_text(low: float, high: float) -> str:
+    """Return the ends of an interval as text, such as `12.31 to 12.79`."""
+    return f"{number(low)} to {number(high)}"
+
+
 def setting_text(value: object) -> str:
     """Return a setting's value as text, a float with at most six significant digits.
 
