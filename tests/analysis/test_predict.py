@@ -93,12 +93,13 @@ def test_the_recommendation_is_the_best_cell_with_its_probability(
     named = f"global batch {best['global_batch']} on {best['num_workers']} worker"
     assert repr(prediction).startswith(f"Fastest to a test accuracy of 0.9: {named}")
     assert "<table" in prediction._repr_html_()
+    assert "Error without" not in repr(prediction), "fits without a cell take long: on demand"
+    assert prediction.as_json()["leave_out"] is None
 
 
+@pytest.mark.full
 def test_errors_of_left_out_cells_are_computed_on_demand(folder: Path) -> None:
     prediction = bsweep.predict(folder, TARGET)
-    assert "Error without" not in repr(prediction)
-    assert prediction.as_json()["leave_out"] is None
     table = prediction.leave_out
     assert sorted(zip(table["global_batch"], table["num_workers"], strict=True)) == sorted(
         [*CELLS, *CELLS]
