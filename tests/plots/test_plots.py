@@ -334,6 +334,7 @@ def test_cells_of_one_batch_and_worker_count_are_dots_in_launch_order(
     assert len(set(drawn)) == len(drawn), "a look means the same in all figures"
 
 
+@pytest.mark.full
 def test_curves_that_coincide_are_one_and_named(strategies: analysis.Study) -> None:
     figure = plots.loss_by_epoch(strategies)
     training = figure.axes[0]
