@@ -26,7 +26,7 @@ MILLION = 1_000_000
 KNEE = 0.5
 """The share of the ideal gain in speed below which more workers are not worth much."""
 LITTLE_GAIN = "more workers bring less than half of the speed that they cost"
-"""What `KNEE` says, in words."""
+"""The words for the share `KNEE` in sentences."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
