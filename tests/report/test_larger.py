@@ -222,6 +222,7 @@ def test_what_describes_machines_wrongly_is_refused_before_anything_starts(
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.full
 def test_the_command_reports_a_larger_cluster(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

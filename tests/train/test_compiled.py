@@ -50,6 +50,7 @@ def test_other_batches_than_those_of_the_warm_up_are_not_compiled(
     assert calls == ["plain 2", "compiled 2", "plain 3", "compiled 2"]
 
 
+@pytest.mark.full
 def test_what_cannot_be_compiled_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
