@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,10 +35,7 @@ def type_run(
     monkeypatch.setattr("bsweep.study.sweep.run_point", lambda *_: "completed")
 
     def run(*arguments: str) -> tuple[int, str]:
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["bsweep"])
-            code = main.run(["run", *arguments])
-        return code, capsys.readouterr().err
+        return main.run(["run", *arguments]), capsys.readouterr().err
 
     return run
 

@@ -384,5 +384,5 @@ def test_tries_are_further_and_further_apart(
         )
 
     monkeypatch.setattr("bsweep.launch.launch", start)
-    assert run_point(config, [], Progress(1)) == "diverged"
+    assert run_point(config, "bsweep run", [], Progress(1)) == "diverged"
     assert pauses == [1, 0.5, 0.5, 2, 4, 8, 16, 32, 60, 60, 60]

@@ -126,7 +126,7 @@ def test_on_a_host_that_is_gone_nothing_is_started(
     hosts = "launch.hosts='localhost:1,nowhere.invalid:1'"
     config = over(hosts, f"results_dir={tmp_path}", "launch.retries=1")
     monkeypatch.setattr("bsweep.launch.launch", lambda *_: pytest.fail("started"))
-    assert run_point(config, [], Progress(1)) == "unready"
+    assert run_point(config, "bsweep run", [], Progress(1)) == "unready"
     said = " ".join(capsys.readouterr().err.split())
     assert "skipped, not tried: " in said
     assert "nowhere.invalid: ssh cannot enter the host: Could not resolve" in said
@@ -135,7 +135,7 @@ def test_on_a_host_that_is_gone_nothing_is_started(
     monkeypatch.setattr(hosts_check, "problems", lambda configs: next(answers))
     starts = iter([lost])
     monkeypatch.setattr("bsweep.launch.launch", lambda *_: next(starts))
-    assert run_point(config, [], Progress(1)) == "failed"
+    assert run_point(config, "bsweep run", [], Progress(1)) == "failed"
     assert "not tried: it is gone" in capsys.readouterr().err
 
 

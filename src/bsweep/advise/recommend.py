@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
@@ -74,10 +73,10 @@ def run(arguments: Sequence[str]) -> int:
     warnings = checks.check_all(configs)
     for config in configs:
         result_of(config)  # refuses the run of a newer bsweep
-    sys.argv = ["bsweep recommend", *arguments]  # recorded in each run as its command
     cells = _cells(configs, objective)
     check_points(configs, options.network)
-    search = Search(cells, warnings, given, target, objective, budget, price)
+    command = f"bsweep recommend {shlex.join(arguments)}"
+    search = Search(cells, warnings, command, given, target, objective, budget, price)
     search.study_dir.mkdir(parents=True, exist_ok=True)
     with claims.registered(search.study_dir):
         end = search.lead()

@@ -139,6 +139,7 @@ class Search:
         cells: The points of the grid by cell: global batch, workers, accumulation steps, and the
             name of the way of sharing the model.
         warnings: Warnings about the points, by run folder.
+        command: The command as typed, which each run records.
         overrides: The command's overrides, from which the commands of single points are made.
         target: The accuracy or loss that runs are to reach.
         objective: What the best cell minimizes, and its limits.
@@ -148,6 +149,7 @@ class Search:
 
     cells: dict[Key, list[RunConfig]]
     warnings: dict[Path, list[str]]
+    command: str
     overrides: list[str]
     target: Target
     objective: Objective
@@ -495,7 +497,7 @@ class Search:
         if config.run_id not in self.run_ids:
             self.run_ids.append(config.run_id)
             self._keep()
-        status = _train(config, self.warnings[config.folder], max(1.0, seconds))
+        status = _train(config, self.command, self.warnings[config.folder], max(1.0, seconds))
         message = states.state_of_run(config.folder).message
         if status == "out_of_memory":
             self._does_not_fit(cell, 0.0, message or status)
@@ -570,7 +572,7 @@ def _of_way(key: str) -> bool:
     return key.partition(".")[0] == "strategy"
 
 
-def _train(config: RunConfig, warnings: list[str], seconds: float) -> str:
+def _train(config: RunConfig, command: str, warnings: list[str], seconds: float) -> str:
     """Run a point, ask its run to stop if it still trains after the given seconds, and return the
     status of the run.
 
@@ -586,7 +588,7 @@ def _train(config: RunConfig, warnings: list[str], seconds: float) -> str:
             request_stop(paths)
 
     try:
-        return run_point(config, warnings, Progress(1), on_poll=stop_in_time)
+        return run_point(config, command, warnings, Progress(1), on_poll=stop_in_time)
     except StopRequested as stop:
         if not asked or stop.by_signal:
             raise

@@ -24,7 +24,7 @@ from bsweep.study.overview import Row
 
 logger = terminal.logger(__name__)
 
-_OWN_FLAGS = ("--json", "--probe", "--report")
+_SWITCHES = ("--json", "--probe", "--report")  # a command typed for `run` is planned, too
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(
             "plan does not run inside horovodrun: leave horovodrun out, and give num_workers=..."
         )
-    typed = words.read([word for word in arguments if word not in _OWN_FLAGS])
+    typed = words.read(arguments, _SWITCHES)
     if typed.only_show:
         return hydra_grid.answer_flags("bsweep run", typed)
     configs = hydra_grid.composed(typed)
@@ -44,11 +44,11 @@ def run(arguments: Sequence[str]) -> int:
     for config in configs:
         by_study.setdefault(config.study_dir, {}).setdefault(config.run_id, config)
     plans = {
-        study_dir: _planned(study_dir, points, "--probe" in arguments)
+        study_dir: _planned(study_dir, points, typed.flags.probe)
         for study_dir, points in by_study.items()
     }
     end_with_reader()
-    if "--json" not in arguments:
+    if not typed.flags.json:
         for study_dir, (rows, source) in plans.items():
             print(f"{study_dir}:\n{overview.plan_text(rows, source)}")
     else:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-import sys
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from bsweep.cli import report, run_help
 from bsweep.cli.commands import exit_code
 from bsweep.compose import hydra_grid, words
 from bsweep.config import slurm
-from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
@@ -26,23 +24,22 @@ from bsweep.study.sweep import Sweep
 
 logger = terminal.logger(__name__)
 
-_REPORT = "--report"
+_SWITCHES = ("--report",)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Train the points that the command line describes, and return the exit code."""
+    return led(functools.partial(_lead, arguments))
 
-    def lead() -> int:
-        typed = words.read([argument for argument in arguments if argument != _REPORT])
-        if typed.flags.help:
-            print(run_help.text(typed), end="")
-            return 0
-        if typed.only_show:
-            return hydra_grid.answer_flags("bsweep run", typed)
-        sweep = Sweep(_points(typed), arguments)
-        return _train(sweep, _REPORT in arguments)
 
-    return led(lead)
+def _lead(arguments: Sequence[str]) -> int:
+    typed = words.read(arguments, _SWITCHES)
+    if typed.flags.help:
+        print(run_help.text(typed), end="")
+        return 0
+    if typed.only_show:
+        return hydra_grid.answer_flags("bsweep run", typed)
+    return _train(Sweep(hydra_grid.composed(typed), arguments), typed.flags.report)
 
 
 def led(lead: Callable[[], int]) -> int:
@@ -54,7 +51,7 @@ def led(lead: Callable[[], int]) -> int:
     if inside_horovodrun():
         from bsweep.launch import warm  # imports Horovod and torch
 
-        return warm.run(lambda: exit_code(lead))
+        return warm.run(functools.partial(exit_code, lead))
     if problem := slurm.started_often(os.environ):
         raise ConfigError(problem)
     return lead()
@@ -88,14 +85,14 @@ def run_again(study_dir: Path, history: Sequence[Command], run_ids: Set[str], re
         os.chdir(command.folder)
         logger.info(f"bsweep run {shlex.join(command.arguments)}")
         try:
-            typed = words.read([word for word in command.arguments if word != _REPORT])
+            typed = words.read(command.arguments, _SWITCHES)
             points = [
                 config
-                for config in _points(typed)
+                for config in hydra_grid.composed(typed)
                 if config.study_dir.resolve() == study_dir and config.run_id in recorded
             ]
-            sweep = Sweep(points, None, missing, repeats)
-            code = max(code, _train(sweep, _REPORT in command.arguments))
+            sweep = Sweep(points, command.arguments, missing, repeats)
+            code = max(code, _train(sweep, typed.flags.report))
             missing -= {config.run_id for config in points}
         except (ValueError, OSError) as error:
             logger.error(f"bsweep: {error}")
@@ -108,11 +105,6 @@ def run_again(study_dir: Path, history: Sequence[Command], run_ids: Set[str], re
             "commands were changed. Type the commands of these points again"
         )
     return max(code, 1) if missing else code
-
-
-def _points(typed: words.Words) -> list[RunConfig]:
-    sys.argv = ["bsweep run", *typed.arranged]  # the runs' records hold this command
-    return hydra_grid.composed(typed)
 
 
 def _train(sweep: Sweep, wants_report: bool) -> int:

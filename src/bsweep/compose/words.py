@@ -37,7 +37,7 @@ class Words:
     """The typed arguments of a command."""
 
     flags: argparse.Namespace
-    """The flags of Hydra that bsweep passes on, such as `help`."""
+    """The flags of Hydra that bsweep passes on, such as `help`, and the command's own switches."""
 
     overrides: list[str]
     """The overrides, in a form that Hydra accepts."""
@@ -52,9 +52,13 @@ class Words:
         return any(getattr(self.flags, flag) for flag in shown)
 
 
-def read(arguments: Sequence[str]) -> Words:
+def read(arguments: Sequence[str], switches: Sequence[str] = ()) -> Words:
     """Return the arguments of a command, as a person typed them. The overrides of a line that a
     shell completes (`-sc`) stay as they are.
+
+    Args:
+        arguments: The arguments.
+        switches: The command's own flags, such as `--report`, which Hydra does not get.
 
     Raises:
         ConfigError: If a flag or the form of an override is wrong.
@@ -66,6 +70,8 @@ def read(arguments: Sequence[str]) -> Words:
     add("overrides", nargs="*")
     for flag in ("--multirun", "-m"), ("--help", "-h"), ("--hydra-help",), ("--resolve",):
         add(*flag, action="store_true")
+    for switch in switches:
+        add(switch, action="store_true")
     add("--cfg", "-c", choices=("job", "hydra", "all"))
     add("--info", "-i", nargs="?", const="all", choices=_INFO)
     add("--package", "-p")
@@ -73,7 +79,8 @@ def read(arguments: Sequence[str]) -> Words:
     add("--config-name", "-cn")
     add("--shell-completion", "-sc", action="store_true")
     flags = parser.parse_intermixed_args(list(arguments))
-    arranged, overrides = list(arguments), list(flags.overrides)
+    arranged = [argument for argument in arguments if argument not in switches]
+    overrides = list(flags.overrides)
     for override in overrides:
         arranged.remove(override)
     if not flags.shell_completion:

@@ -21,7 +21,7 @@ from bsweep.launch import resources
 from bsweep.launch.resources import Resources
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.reading import read_meta
-from bsweep.study.provenance import provenance
+from bsweep.study.provenance import machine_and_code
 from bsweep.trackers import live
 
 logger = terminal.logger(__name__)
@@ -46,7 +46,7 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
     Raises:
         KeyboardInterrupt: If the points were asked to stop. All of them have stopped by then.
     """
-    provenance()  # a child sees only the cores to which it is bound
+    machine_and_code()  # a child sees only the cores to which it is bound
     machine = resources.of_machine(configs)
     most = min(resources.most_at_once(configs), len(machine.cores))
     received, num_passed = list[int](), 0  # the signals that came

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import re
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,22 @@ from bsweep.core.ranks import horovodrun_size
 from bsweep.launch.machine_facts import machine
 
 
-def provenance() -> dict[str, Any]:
-    """Return facts about the origin of the runs of this process, such as the versions of their
-    code, the machine of the sweep, and the command that started it.
+def provenance(command: str) -> dict[str, Any]:
+    """Return facts about the origin of a run, such as the versions of its code, the machine of its
+    sweep, and the command that started it.
 
     The facts help to explain why two runs differ that should have agreed.
+
+    Args:
+        command: The command without a horovodrun around it.
     """
-    return {"command": _command(), **_machine_and_code()}
+    size = horovodrun_size()
+    prefix = f"horovodrun -np {size} " if size else ""
+    return {"command": f"{prefix}{command}", **machine_and_code()}
 
 
 @functools.cache  # asking git and the driver takes longer than a short point's first steps
-def _machine_and_code() -> dict[str, Any]:
+def machine_and_code() -> dict[str, Any]:
     """Return the facts that are the same for all commands that this process runs."""
     return {
         "host": platform.node(),
@@ -37,15 +40,6 @@ def _machine_and_code() -> dict[str, Any]:
         "platform": platform.platform(),
         **_commit(),
     }
-
-
-def _command() -> str:
-    """Return the command line that started this process, in a form that can be typed again."""
-    size = horovodrun_size()
-    prefix = f"horovodrun -np {size} " if size else ""
-    # `bsweep run` and `bsweep recommend` put their two words there.
-    program = sys.argv[0] if sys.argv[0].startswith("bsweep ") else shlex.quote(sys.argv[0])
-    return f"{prefix}{program} {shlex.join(sys.argv[1:])}"
 
 
 _PACKAGES = (

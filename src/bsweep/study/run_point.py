@@ -54,6 +54,7 @@ class StopRequested(KeyboardInterrupt):
 
 def run_point(
     config: RunConfig,
+    command: str,
     warnings: list[str],
     progress: Progress,
     pool: ProcessPool | None = None,
@@ -67,6 +68,7 @@ def run_point(
 
     Args:
         config: The point.
+        command: The command that trains it, for its record.
         warnings: Warnings about the point, which its record will contain.
         progress: Shows the run to the user.
         pool: Keeps processes between the points of a sweep; None to start fresh processes.
@@ -98,7 +100,9 @@ def run_point(
                     return "unready"
                 progress.note(why)
             else:
-                outcome = _attempt(config, earlier, warnings, events, progress, pool, on_poll)
+                outcome = _attempt(
+                    config, command, earlier, warnings, events, progress, pool, on_poll
+                )
                 events = []
                 if outcome.status in ("failed", "timeout"):
                     hosts_check.forget(config)
@@ -117,6 +121,7 @@ def run_point(
 
 def _attempt(
     config: RunConfig,
+    command: str,
     earlier: Earlier,
     warnings: list[str],
     events: list[Event],
@@ -130,7 +135,7 @@ def _attempt(
     the other arguments, and for what is raised.
     """
     paths, began = RunPaths(config.folder), time.monotonic()  # not disturbed when the clock is set
-    earlier = prepare(config, paths, earlier)
+    earlier = prepare(config, paths, earlier, command)
     warnings = [*warnings, *filter(None, [earlier.damage])]
     new = [warning for warning in warnings if warning not in earlier.warnings]
     with RunLog(paths.metrics) as log:
@@ -251,7 +256,7 @@ def read_earlier(paths: RunPaths) -> Earlier:
     )
 
 
-def prepare(config: RunConfig, paths: RunPaths, earlier: Earlier) -> Earlier:
+def prepare(config: RunConfig, paths: RunPaths, earlier: Earlier, command: str) -> Earlier:
     """Prepare a run's folder for resuming from a checkpoint, or for a new beginning, and write the
     files that workers and launchers read from it, see `write_inputs`.
 
@@ -262,6 +267,7 @@ def prepare(config: RunConfig, paths: RunPaths, earlier: Earlier) -> Earlier:
         config: The point.
         paths: The run's folder.
         earlier: What earlier attempts left in it.
+        command: The command that trains the point.
 
     Returns:
         What the run takes over; its `damage` also says what happens instead of resuming.
@@ -281,7 +287,7 @@ def prepare(config: RunConfig, paths: RunPaths, earlier: Earlier) -> Earlier:
         "wall_seconds_before": earlier.wall_seconds,
         **({"beside_others": True} if earlier.beside_others else {}),
         "hosts": config.launch.named_hosts,
-        **provenance(),
+        **provenance(command),
     }
     write_inputs(config, paths, facts)
     return earlier

@@ -6,6 +6,7 @@ Each point passes three stages: `bsweep.compose` makes it, `Sweep` checks and st
 
 from __future__ import annotations
 
+import shlex
 import time
 import traceback
 from collections.abc import Callable, Sequence, Set
@@ -35,8 +36,9 @@ class Sweep:
 
     Args:
         configs: All points of the command.
-        typed: The command's arguments, which its studies keep; None if they have kept them already.
-        wanted: The ids of the points to run; None for all.
+        arguments: The command's arguments as typed.
+        wanted: The ids of the points to run, if the command is one that their studies have
+            recorded; None for all, of a command that the studies are to record.
         repeats: If True, earlier runs of the points are moved to `.previous` first.
 
     Raises:
@@ -47,11 +49,12 @@ class Sweep:
     def __init__(
         self,
         configs: Sequence[RunConfig],
-        typed: Sequence[str] | None,
+        arguments: Sequence[str],
         wanted: Set[str] | None = None,
         repeats: bool = False,
     ) -> None:
-        self._typed, self._repeats = typed, repeats
+        self._arguments, self._is_new, self._repeats = arguments, wanted is None, repeats
+        self._command = f"bsweep run {shlex.join(arguments)}"
         self._doubts = checks.check_all(configs)
         # By their folders: a point that is given twice is run once.
         self._points = {
@@ -112,8 +115,8 @@ class Sweep:
         """
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
-            if self._typed is not None:
-                commands.record(study_dir, self._typed, points)
+            if self._is_new:
+                commands.record(study_dir, self._arguments, points)
             stack.enter_context(claims.registered(study_dir))
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -151,7 +154,7 @@ class Sweep:
         """
         try:
             doubts = self._doubts[config.folder]
-            return run_point(config, doubts, self._progress, self._pool, on_poll)
+            return run_point(config, self._command, doubts, self._progress, self._pool, on_poll)
         except Exception as error:  # must not end the other points
             # A full disk of the run's own files: errors of its workers are on record.
             if isinstance(error, OSError) and is_full(error):
