@@ -19,7 +19,7 @@ from bsweep.compression.base import Codec, Setting
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import World
-from bsweep.data.plan import Share, global_batch
+from bsweep.data.plan import Share
 from bsweep.numerics.timing import Timeline
 from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.checkpoint_files import Checkpoint
@@ -231,7 +231,7 @@ class Strategy(ABC):
         """Return the number of examples per optimizer step from which the learning-rate rule
         computes the rate.
 
-        By default these are the examples of one step of all workers.
+        By default it is what the strategy's card says, whose `rate_batch` this calls.
 
         Args:
             shares: Each worker's share of the step or round, by rank.
@@ -239,7 +239,7 @@ class Strategy(ABC):
         Returns:
             The number of examples.
         """
-        return global_batch(shares)
+        return self.card.rate_batch([share.worker_batch for share in shares], self.replica)
 
     def during_pass(self, *, is_last: bool) -> AbstractContextManager[object]:
         """Return the context manager that surrounds each pass of a training step.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +94,6 @@ class DiLoCo(Rounds):
 
     def loss_divisor(self, num_own: int, num_all: int) -> float:
         return max(1, num_own)  # each worker's own mean
-
-    def rate_batch(self, shares: Sequence[Share]) -> float:
-        return shares[self.rank].worker_batch  # each worker steps alone
 
     def begin_round(self, shares: tuple[Share, ...]) -> None:
         super().begin_round(shares)

@@ -8,14 +8,12 @@ rounding, also with momentum and uneven tails.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.config.strategies import LocalSGDConfig
-from bsweep.data.plan import Share, global_batch
 from bsweep.numerics.vector import Flat
 from bsweep.strategies.base import Rounds
 from bsweep.strategies.groups import TorchStrategy
@@ -34,10 +32,6 @@ class LocalSGD(TorchStrategy, Rounds):
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         super().prepare(vector, optimizer)
         self.algorithm = self.card.algorithm
-
-    def rate_batch(self, shares: Sequence[Share]) -> float:
-        # An even part: a larger share already has a larger weight in the loss.
-        return global_batch(shares) / len(shares)
 
     def step(self) -> None:
         self._optimizer.step()
