@@ -607,13 +607,9 @@ Context = Callable[[], AbstractContextManager[object]]
 class Staged(Strategy):
     """A strategy whose workers hold consecutive pieces of one model (stages).
 
-    The workers of a replica take the same examples. Each passes the activations of its stages on
-    to the worker with the next stage, and in the backward pass their gradients to the one before.
-    """
-
-    num_microbatches: int
-    """The number of equal parts (micro-batches) of a pass's examples, which follow one another
-    through the stages.
+    The workers of a replica take the same examples, in as many micro-batches as the card says. Each
+    passes the activations of its stages on to the worker with the next stage, and in the backward
+    pass their gradients to the one before.
     """
 
     stages: tuple[tuple[str, ...], ...] = ()

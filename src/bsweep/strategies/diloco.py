@@ -58,9 +58,7 @@ class DiLoCo(Rounds):
     _train_seconds = 0.0
     _origin: float | None = None  # the zero of the run's times, on the first worker's clock
     _last_end = 0.0  # end of the last round, since the origin
-    # Seconds of the epoch so far, as `Traffic` has them.
-    _wait_seconds: Tensor  # (workers,)
-    _exchange_seconds = _codec_seconds = 0.0
+    _exchange_seconds = _codec_seconds = 0.0  # of the epoch so far, as `Traffic` has them
 
     def connect(self) -> None:
         inner = self.card.in_probe
@@ -69,7 +67,7 @@ class DiLoCo(Rounds):
         )
         # of the workers' clocks
         self._offsets = torch.zeros(self.num_workers, dtype=torch.float64)
-        self._wait_seconds = torch.zeros(self.num_workers, dtype=torch.float64)
+        self._wait_seconds = torch.zeros(self.num_workers, dtype=torch.float64)  # of the epoch
         self._normalizes = self.card.weighting == "fednova" and not self.card.weights
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:

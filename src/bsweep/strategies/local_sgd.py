@@ -27,7 +27,6 @@ class LocalSGD(TorchStrategy, Rounds):
     card: LocalSGDConfig
     averages = True
     _num_steps = 0
-    _has_met = True
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         super().prepare(vector, optimizer)
@@ -42,9 +41,7 @@ class LocalSGD(TorchStrategy, Rounds):
         self.all_reduce(self._vector.gradients)
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
-        warms_up = self._num_steps <= self.card.warmup_steps
-        self._has_met = warms_up or self._num_steps % self.card.sync_every == 0 or ends_epoch
-        if self._has_met and self.num_workers > 1:
+        if (self.synchronised_now or ends_epoch) and self.num_workers > 1:
             parameters = self._vector.parameters
             with self.meter.exchange(parameters):
                 self.all_reduce(parameters)
@@ -52,7 +49,8 @@ class LocalSGD(TorchStrategy, Rounds):
 
     @property
     def synchronised_now(self) -> bool:
-        return self._has_met
+        warms_up = self._num_steps <= self.card.warmup_steps
+        return warms_up or self._num_steps % self.card.sync_every == 0
 
     def state(self) -> dict[str, Any]:
         return {"num_steps": self._num_steps}
