@@ -59,9 +59,9 @@ class DDP(TorchStrategy, InBackward):
 
     def step(self) -> None:
         self._module.require_backward_grad_sync = False
-        gradients, is_halved = self._vector.gradients, self.card.hook in ("fp16", "bf16")
-        size = gradients.numel() * (2 if is_halved else gradients.element_size())
-        self.count(*ring_counts(size, self.num_workers))  # `traffic` leaves its exchange steps out
+        num_bytes = int(self._vector.gradients.nbytes * (self.card.summed_share or 1))
+        # `traffic` leaves the exchange steps out, and with powersgd the bytes too.
+        self.count(*ring_counts(num_bytes, self.num_workers))
         self._optimizer.step()
 
     def traffic(self) -> Traffic:

@@ -251,7 +251,7 @@ class Pipeline(Split, Staged):
         """Return the element-wise mean over the workers that hold the same stages."""
         with worker_lost():
             dist.all_reduce(values, group=self._alike.group)
-        return values / self.num_replicas
+        return values / self.card.replicas
 
     def traffic(self) -> Traffic:
         numbers = [*self._times.read(), self._activations.peak_bytes]

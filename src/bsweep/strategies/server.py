@@ -65,7 +65,7 @@ class Server:
     ) -> None:
         assert isinstance(config.strategy, ParameterServerConfig), config.strategy
         self._config, self._paths, self._number = config, paths, number
-        self._is_synchronous = config.strategy.consistency == "synchronous"
+        self._is_synchronous = config.strategy.can.lockstep
         staleness = config.strategy.staleness
         self._bound = math.inf if staleness is None else staleness
         workers = range(config.num_workers)
