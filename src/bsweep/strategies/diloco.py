@@ -95,8 +95,12 @@ class DiLoCo(Rounds):
 
     def begin_round(self, shares: tuple[Share, ...]) -> None:
         super().begin_round(shares)
-        if self._normalizes:
-            self._forget_momentum()
+        if self._normalizes and isinstance(self.config.optimizer, SGDConfig):
+            # FedNova's formula assumes a round without earlier momentum, which would move a worker
+            # with few steps far.
+            for state in self._optimizer.state.values():
+                if state.get("momentum_buffer") is not None:
+                    state["momentum_buffer"].zero_()
         self._began = time.monotonic()
 
     def step(self) -> None:
@@ -224,17 +228,6 @@ class DiLoCo(Rounds):
             return num_steps
         m = o.momentum
         return (num_steps - m ** (1 + o.nesterov) * (1 - m**num_steps) / (1 - m)) / (1 - m)
-
-    def _forget_momentum(self) -> None:
-        """Set the momentum of this worker to zero before a round, as FedNova's formula assumes, if
-        the optimizer is SGD.
-
-        Momentum of the last round would move a worker with few steps far.
-        """
-        if isinstance(self.config.optimizer, SGDConfig):
-            for state in self._optimizer.state.values():
-                if state.get("momentum_buffer") is not None:
-                    state["momentum_buffer"].zero_()
 
     def _close_round(
         self, epoch: int, arrivals: Arrivals, release_times: Tensor, seconds: Tensor

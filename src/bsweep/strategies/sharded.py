@@ -50,8 +50,7 @@ class Sharded(Split, InEachPass):
             mesh=mesh if self.card.replicas > 1 else mesh["part"],
             reshard_after_forward=self.card.reshard == "forward",
         )
-        by_blocks = self.card.wrap == "blocks"
-        blocks = models.blocks(self.config.model, model) if by_blocks else []
+        blocks = models.blocks(self.config.model, model) if self.can.gathers_blocks else []
         num_tensors = len(list(model.parameters()))
         for module in (*reversed(blocks), model):  # inner blocks first
             self.receive(module.modules())
