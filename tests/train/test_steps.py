@@ -111,6 +111,14 @@ def trained(folder: Path, *overrides: str) -> Tensor:
     return train(folder, *POINT, *SMALL, *overrides).vector.parameters.clone()
 
 
+def test_rates_of_steps_count_the_steps_since_the_last_record(tmp_path: Path) -> None:
+    folder = train(tmp_path, *POINT, *SMALL, "log_every_steps=2").paths.folder
+    *_, two, last = recorded(folder, "step")
+    num_tail = round((last["epochs_done"] - two["epochs_done"]) * 90)
+    seconds = 64 / two["images_per_second"] + num_tail / last["images_per_second"]
+    assert seconds == pytest.approx(recorded(folder, "epoch")[-1]["train_seconds"])
+
+
 Capture = Callable[[Callable[[], object], object], graphs.Captured]
 
 

@@ -438,18 +438,21 @@ class StrategyConfig(Card):
         """
         return (self.num_parts(num_workers),) * 3
 
-    def rate_batch(self, point: Point, rank: int) -> float:
+    def rate_batch(self, worker_batches: Sequence[int], rank: int) -> float:
         """Return the batch size, in examples per optimizer step, from which the learning-rate rules
         `linear` and `sqrt` compute a worker's learning rate.
 
+        By default these are the examples of one step of all workers.
+
         Args:
-            point: The point.
-            rank: The worker's rank, from 0.
+            worker_batches: The examples of one step of each worker. Workers that hold parts of one
+                replica of a model count as one.
+            rank: The index of the worker among these, from 0.
 
         Returns:
             The number of examples.
         """
-        return point.examples_per_step
+        return sum(worker_batches)
 
     def variables(self) -> Mapping[str, str]:
         """Return the environment variables that hold settings of this strategy for its exchange

@@ -208,7 +208,7 @@ class RunConfig(Schema):
         """Return the batch size, in examples per optimizer step, from which the learning-rate rules
         `linear` and `sqrt` compute a worker's learning rate.
         """
-        return self.strategy.rate_batch(self, rank)
+        return self.strategy.rate_batch(self.worker_batches, rank)
 
     @property
     def examples_per_pass(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -216,12 +216,12 @@ class LocalSGDConfig(StrategyConfig):
     def in_probe(self) -> AllReduceConfig:
         return AllReduceConfig(name="allreduce", algorithm=self.algorithm)
 
-    def rate_batch(self, point: Point, rank: int) -> float:
+    def rate_batch(self, worker_batches: Sequence[int], rank: int) -> float:
         """Return the global batch divided by the number of workers. The rules `linear` and `sqrt`
         use this number for every worker: one with a larger batch counts for more through its loss,
         not through its learning rate.
         """
-        return point.examples_per_step / point.num_workers
+        return sum(worker_batches) / len(worker_batches)
 
 
 class EitherConfig(StrategyConfig):
@@ -296,12 +296,12 @@ class DiLoCoConfig(EitherConfig):
     vectors_held: ClassVar[int] = 2  # the anchor and the outer momentum
     vectors_of_first_step: ClassVar[int] = 1  # the outer momentum
 
-    def rate_batch(self, point: Point, rank: int) -> float:
+    def rate_batch(self, worker_batches: Sequence[int], rank: int) -> float:
         """Return the examples of one step of the worker with this rank. The rules `linear` and
         `sqrt` compute the worker's learning rate from this number. Other workers' examples do not
         count, because each worker steps by itself.
         """
-        return point.worker_batches[rank]
+        return worker_batches[rank]
 
     def warnings(self, point: Point) -> Iterator[str]:
         """Yield a warning if the strategy weights workers as FedNova does, but the paper on FedNova

@@ -108,14 +108,12 @@ def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object
     if vector.by_tensor:
         return _layer_groups(config, vector)
     size = vector.parameters.numel()
-    border = sum(piece.num_elements for piece in vector.slices if piece.is_matrix)
-    if config.decay_norm_and_bias or not config.weight_decay:
-        parts = [(0, size, config.weight_decay)]
-    else:
-        parts = [(0, border, config.weight_decay), (border, size, 0.0)]
+    is_one = config.decay_norm_and_bias or not config.weight_decay
+    matrices = [piece.num_elements for piece in vector.slices if piece.is_matrix]
+    border = size if is_one else sum(matrices)
     groups: list[dict[str, object]] = []
-    for start, stop, weight_decay in parts:
-        if start == stop:  # a shard without matrices, or without vectors
+    for start, stop, weight_decay in ((0, border, config.weight_decay), (border, size, 0.0)):
+        if start == stop:  # all is one part, or a shard has no matrices or no vectors
             continue
         parameter = nn.Parameter(vector.parameters[start:stop])
         parameter.grad = vector.gradients[start:stop]

@@ -118,19 +118,17 @@ class StepClock:
     The first step lasts from its own beginning. Pauses are left out.
     """
 
-    def __init__(self, device: torch.device, seconds: list[float], unrated: int = 0) -> None:
+    def __init__(self, device: torch.device, seconds: list[float]) -> None:
         """Create a clock that appends the seconds of each step to the list `seconds`.
 
         Args:
             device: The device that computes the steps.
             seconds: The seconds of earlier steps; the clock appends to this list.
-            unrated: How many of the last earlier steps the next call of `rate` includes.
         """
         self._timeline = Timeline(device)
         self._seconds = seconds
         self._num_steps = len(seconds)
         self._between_seconds = 0.0  # since the last step whose time is read
-        self._rate_from = len(seconds) - unrated
 
     def __len__(self) -> int:
         return self._num_steps
@@ -157,13 +155,3 @@ class StepClock:
             elif phase is None:
                 self._between_seconds += seconds
         return self._seconds
-
-    def rate(self, examples: float) -> float:
-        """Return the examples per second in the steps since this method was last called, on which
-        `examples` examples were trained.
-
-        The first call also counts the last `unrated` of the earlier steps.
-        """
-        recent = self.seconds()[self._rate_from :]
-        self._rate_from += len(recent)
-        return examples / sum(recent)

@@ -19,7 +19,7 @@ from bsweep.compression.base import Codec, Setting
 from bsweep.config.groups import StrategyConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import World
-from bsweep.data.plan import Share, global_batch
+from bsweep.data.plan import Share
 from bsweep.numerics.timing import Timeline
 from bsweep.numerics.vector import Flat, Vector
 from bsweep.runlog.checkpoint_files import Checkpoint
@@ -231,7 +231,7 @@ class Strategy(ABC):
         """Return the number of examples per optimizer step from which the learning-rate rule
         computes the rate.
 
-        By default these are the examples of one step of all workers.
+        By default it is what the strategy's card says, whose `rate_batch` this calls.
 
         Args:
             shares: Each worker's share of the step or round, by rank.
@@ -239,7 +239,7 @@ class Strategy(ABC):
         Returns:
             The number of examples.
         """
-        return global_batch(shares)
+        return self.card.rate_batch([share.worker_batch for share in shares], self.replica)
 
     def during_pass(self, *, is_last: bool) -> AbstractContextManager[object]:
         """Return the context manager that surrounds each pass of a training step.
@@ -607,13 +607,9 @@ Context = Callable[[], AbstractContextManager[object]]
 class Staged(Strategy):
     """A strategy whose workers hold consecutive pieces of one model (stages).
 
-    The workers of a replica take the same examples. Each passes the activations of its stages on
-    to the worker with the next stage, and in the backward pass their gradients to the one before.
-    """
-
-    num_microbatches: int
-    """The number of equal parts (micro-batches) of a pass's examples, which follow one another
-    through the stages.
+    The workers of a replica take the same examples, in as many micro-batches as the card says. Each
+    passes the activations of its stages on to the worker with the next stage, and in the backward
+    pass their gradients to the one before.
     """
 
     stages: tuple[tuple[str, ...], ...] = ()

@@ -50,7 +50,6 @@ class DDP(TorchStrategy, InBackward):
         state, hook = self._hook()
         if hook:
             self._module.register_comm_hook(state, hook)
-        self._module.require_backward_grad_sync = False
         return self._module
 
     def during_pass(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -58,10 +57,9 @@ class DDP(TorchStrategy, InBackward):
         return exchange_lost()
 
     def step(self) -> None:
-        self._module.require_backward_grad_sync = False
-        gradients, is_halved = self._vector.gradients, self.card.hook in ("fp16", "bf16")
-        size = gradients.numel() * (2 if is_halved else gradients.element_size())
-        self.count(*ring_counts(size, self.num_workers))  # `traffic` leaves its exchange steps out
+        num_bytes = int(self._vector.gradients.nbytes * (self.card.summed_share or 1))
+        # `traffic` leaves the exchange steps out, and with powersgd the bytes too.
+        self.count(*ring_counts(num_bytes, self.num_workers))
         self._optimizer.step()
 
     def traffic(self) -> Traffic:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +58,7 @@ class DiLoCo(Rounds):
     _train_seconds = 0.0
     _origin: float | None = None  # the zero of the run's times, on the first worker's clock
     _last_end = 0.0  # end of the last round, since the origin
-    # Seconds of the epoch so far, as `Traffic` has them.
-    _wait_seconds: Tensor  # (workers,)
-    _exchange_seconds = _codec_seconds = 0.0
+    _exchange_seconds = _codec_seconds = 0.0  # of the epoch so far, as `Traffic` has them
 
     def connect(self) -> None:
         inner = self.card.in_probe
@@ -69,7 +67,7 @@ class DiLoCo(Rounds):
         )
         # of the workers' clocks
         self._offsets = torch.zeros(self.num_workers, dtype=torch.float64)
-        self._wait_seconds = torch.zeros(self.num_workers, dtype=torch.float64)
+        self._wait_seconds = torch.zeros(self.num_workers, dtype=torch.float64)  # of the epoch
         self._normalizes = self.card.weighting == "fednova" and not self.card.weights
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
@@ -95,13 +93,14 @@ class DiLoCo(Rounds):
     def loss_divisor(self, num_own: int, num_all: int) -> float:
         return max(1, num_own)  # each worker's own mean
 
-    def rate_batch(self, shares: Sequence[Share]) -> float:
-        return shares[self.rank].worker_batch  # each worker steps alone
-
     def begin_round(self, shares: tuple[Share, ...]) -> None:
         super().begin_round(shares)
-        if self._normalizes:
-            self._forget_momentum()
+        if self._normalizes and isinstance(self.config.optimizer, SGDConfig):
+            # FedNova's formula assumes a round without earlier momentum, which would move a worker
+            # with few steps far.
+            for state in self._optimizer.state.values():
+                if state.get("momentum_buffer") is not None:
+                    state["momentum_buffer"].zero_()
         self._began = time.monotonic()
 
     def step(self) -> None:
@@ -229,17 +228,6 @@ class DiLoCo(Rounds):
             return num_steps
         m = o.momentum
         return (num_steps - m ** (1 + o.nesterov) * (1 - m**num_steps) / (1 - m)) / (1 - m)
-
-    def _forget_momentum(self) -> None:
-        """Set the momentum of this worker to zero before a round, as FedNova's formula assumes, if
-        the optimizer is SGD.
-
-        Momentum of the last round would move a worker with few steps far.
-        """
-        if isinstance(self.config.optimizer, SGDConfig):
-            for state in self._optimizer.state.values():
-                if state.get("momentum_buffer") is not None:
-                    state["momentum_buffer"].zero_()
 
     def _close_round(
         self, epoch: int, arrivals: Arrivals, release_times: Tensor, seconds: Tensor

@@ -8,14 +8,12 @@ rounding, also with momentum and uneven tails.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from bsweep.config.strategies import LocalSGDConfig
-from bsweep.data.plan import Share, global_batch
 from bsweep.numerics.vector import Flat
 from bsweep.strategies.base import Rounds
 from bsweep.strategies.groups import TorchStrategy
@@ -29,15 +27,10 @@ class LocalSGD(TorchStrategy, Rounds):
     card: LocalSGDConfig
     averages = True
     _num_steps = 0
-    _has_met = True
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         super().prepare(vector, optimizer)
         self.algorithm = self.card.algorithm
-
-    def rate_batch(self, shares: Sequence[Share]) -> float:
-        # An even part: a larger share already has a larger weight in the loss.
-        return global_batch(shares) / len(shares)
 
     def step(self) -> None:
         self._optimizer.step()
@@ -48,9 +41,7 @@ class LocalSGD(TorchStrategy, Rounds):
         self.all_reduce(self._vector.gradients)
 
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:
-        warms_up = self._num_steps <= self.card.warmup_steps
-        self._has_met = warms_up or self._num_steps % self.card.sync_every == 0 or ends_epoch
-        if self._has_met and self.num_workers > 1:
+        if (self.synchronised_now or ends_epoch) and self.num_workers > 1:
             parameters = self._vector.parameters
             with self.meter.exchange(parameters):
                 self.all_reduce(parameters)
@@ -58,7 +49,8 @@ class LocalSGD(TorchStrategy, Rounds):
 
     @property
     def synchronised_now(self) -> bool:
-        return self._has_met
+        warms_up = self._num_steps <= self.card.warmup_steps
+        return warms_up or self._num_steps % self.card.sync_every == 0
 
     def state(self) -> dict[str, Any]:
         return {"num_steps": self._num_steps}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from torch.optim import Optimizer
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
 from bsweep.core.ranks import World
+from bsweep.numerics.timing import seconds_of
 from bsweep.numerics.vector import Flat, Slice, ranges
 from bsweep.runlog.checkpoint_files import Checkpoint
 from bsweep.runlog.errors import WorkerLost, errors_reported, worker_lost
@@ -102,9 +102,8 @@ class ParameterServer(TorchStrategy, Rounds):
         if self.lockstep or not ends_epoch:
             return
         with self.meter.exchange(self._vector.parameters):
-            start = time.perf_counter()
-            self._meet()  # all pushes are answered
-            self._wait_seconds += time.perf_counter() - start
+            # until all pushes are answered
+            self._wait_seconds += seconds_of(self._meet, torch.device("cpu"))
             self._exchange(Kind.PULL)
             self._meet()  # nobody pushes before all have pulled
 

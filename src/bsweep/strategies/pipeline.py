@@ -53,7 +53,6 @@ class Pipeline(Split, Staged):
 
     def connect(self) -> None:
         super().connect()
-        self.num_microbatches = self.card.num_microbatches
         num_stages = self.card.num_stages(self.num_workers)
         self._owners = [self.card.part_of(s, self.num_workers) for s in range(num_stages)]
         self._stage_indices = [
@@ -69,7 +68,7 @@ class Pipeline(Split, Staged):
         plan: list[Any] = [None] * 3
         if self.rank == 0:
             with autocast():  # which may round inputs
-                inputs = sample(max(self.config.local_batches) // self.num_microbatches)
+                inputs = sample(max(self.config.local_batches) // self.card.num_microbatches)
             seconds, outputs = measured(pieces, model, inputs, autocast)
             plan = [len(inputs), self._cuts(seconds), outputs]
         with worker_lost():
@@ -112,7 +111,7 @@ class Pipeline(Split, Staged):
     def run_passes(
         self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> None:
-        size = len(inputs) // self.num_microbatches
+        size = len(inputs) // self.card.num_microbatches
         is_new = size not in self._schedules
         if is_new:
             if len(self._schedules) == _MOST_SCHEDULES:
@@ -125,7 +124,7 @@ class Pipeline(Split, Staged):
         with exchange_lost(), self._times.step(), counting:
             self._schedules[size].step(*first, return_outputs=False, **keywords)
         for stage in self._borders():  # which outputs pass forward, and their gradients backward
-            num_bytes = self.num_microbatches * self._like(stage, size, "meta").nbytes
+            num_bytes = self.card.num_microbatches * self._like(stage, size, "meta").nbytes
             self.count(num_bytes, num_bytes)
 
     def _schedule(self, size: int) -> Any:
@@ -156,7 +155,7 @@ class Pipeline(Split, Staged):
         # The loop's loss is a part of a sum over all examples of the step, not a mean.
         return kind(
             stages if takes_all else stages[0],
-            self.num_microbatches,
+            self.card.num_microbatches,
             self._timed_loss,
             scale_grads=False,
         )
@@ -252,7 +251,7 @@ class Pipeline(Split, Staged):
         """Return the element-wise mean over the workers that hold the same stages."""
         with worker_lost():
             dist.all_reduce(values, group=self._alike.group)
-        return values / self.num_replicas
+        return values / self.card.replicas
 
     def traffic(self) -> Traffic:
         numbers = [*self._times.read(), self._activations.peak_bytes]

@@ -65,7 +65,7 @@ class Server:
     ) -> None:
         assert isinstance(config.strategy, ParameterServerConfig), config.strategy
         self._config, self._paths, self._number = config, paths, number
-        self._is_synchronous = config.strategy.consistency == "synchronous"
+        self._is_synchronous = config.strategy.can.lockstep
         staleness = config.strategy.staleness
         self._bound = math.inf if staleness is None else staleness
         workers = range(config.num_workers)
@@ -89,7 +89,18 @@ class Server:
             WorkerLost: If a worker's connection broke, or it left before the others were done.
         """
         while self._num_present:
-            self._handle(self._next())
+            request = self._next()
+            match request.kind:
+                case Kind.LOAD:
+                    self._begin(request)
+                case Kind.PUSH:
+                    self._step(request)
+                case Kind.PULL:
+                    self._answer(request, 0.0)
+                case Kind.CALL:
+                    assert request.call is not None
+                    function, arguments = request.call
+                    request.give(function(self, *arguments))
         for listener in self._listeners:
             listener.join()
 
@@ -144,19 +155,6 @@ class Server:
         pushes = [0] * len(self._clocks)
         counts = dict.fromkeys(["received_bytes", "sent_bytes", "max_lead"], 0)
         return {**counts, "pushes": pushes, "busy_seconds": 0.0, "queue_seconds": 0.0}
-
-    def _handle(self, request: Request) -> None:
-        match request.kind:
-            case Kind.LOAD:
-                self._begin(request)
-            case Kind.PUSH:
-                self._step(request)
-            case Kind.PULL:
-                self._answer(request, 0.0)
-            case Kind.CALL:
-                assert request.call is not None
-                function, arguments = request.call
-                request.give(function(self, *arguments))
 
     def _begin(self, request: Request) -> None:
         """Begin with a worker's parameters, a new optimizer and new counts.

@@ -47,11 +47,10 @@ class Sharded(Split, InEachPass):
         layers_policy = policy(param_dtype=torch.bfloat16) if self._is_rounded else policy()
         shard = functools.partial(
             fully_shard,
-            mesh=mesh if self.num_replicas > 1 else mesh["part"],
+            mesh=mesh if self.card.replicas > 1 else mesh["part"],
             reshard_after_forward=self.card.reshard == "forward",
         )
-        by_blocks = self.card.wrap == "blocks"
-        blocks = models.blocks(self.config.model, model) if by_blocks else []
+        blocks = models.blocks(self.config.model, model) if self.can.gathers_blocks else []
         num_tensors = len(list(model.parameters()))
         for module in (*reversed(blocks), model):  # inner blocks first
             self.receive(module.modules())
@@ -100,7 +99,7 @@ class Sharded(Split, InEachPass):
         element_bytes = 2 if self.card.reduce == "bf16" else gradients.element_size()
         summed = self._num_elements * element_bytes
         within = num_gathers * self._gathered_bytes + (1 + (not gradients.is_cuda)) * summed
-        replicas = self.num_replicas
+        replicas = self.card.replicas
         return (self.num_parts - 1) * within + 2 * (replicas - 1) * summed // replicas
 
 

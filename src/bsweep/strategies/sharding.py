@@ -65,20 +65,15 @@ def _assign(
 
     Return pairs of a server's number and a slice that this server holds.
     """
-    match strategy.sharding:
-        case "layer" | "layer_round_robin":
-            whole = layers(slices)
-            sizes = [sum(tensor.num_elements for tensor in layer) for layer in whole]
-            servers = strategy.servers_of_layers(sizes, num_servers)
-            return (
-                (server, tensor)
-                for server, layer in zip(servers, whole, strict=True)
-                for tensor in layer
-            )
-        case "memory":
-            return _equal_parts(slices, num_servers)
-        case "hashed_chunks":
-            return _hashed(slices, num_servers, max(1, strategy.chunk_bytes // _ELEMENT_BYTES))
+    if strategy.holds_layers:
+        whole = layers(slices)
+        sizes = [sum(tensor.num_elements for tensor in layer) for layer in whole]
+        servers = strategy.servers_of_layers(sizes, num_servers)
+        pairs = zip(servers, whole, strict=True)
+        return ((server, tensor) for server, layer in pairs for tensor in layer)
+    if strategy.sharding == "memory":
+        return _equal_parts(slices, num_servers)
+    return _hashed(slices, num_servers, max(1, strategy.chunk_bytes // _ELEMENT_BYTES))
 
 
 def layers(slices: Sequence[Slice]) -> list[list[Slice]]:

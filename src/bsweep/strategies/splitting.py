@@ -41,8 +41,8 @@ from bsweep.strategies.groups import TorchStrategy, Wire, native
 
 
 class Split(TorchStrategy):
-    """A strategy whose workers form `num_replicas` groups of `num_parts` neighbouring ranks, each
-    with one model.
+    """A strategy whose workers form as many groups as the card has `replicas`, each of `num_parts`
+    neighbouring ranks with one model.
     """
 
     receives_model = True
@@ -50,11 +50,10 @@ class Split(TorchStrategy):
 
     def connect(self) -> None:
         super().connect()
-        self.num_replicas = self.card.replicas
         self.num_parts = self.card.num_parts(self.num_workers)
         self.part_index = self.rank % self.num_parts
         """The index of this worker among those of its replica."""
-        self.ranks = torch.arange(self.num_workers).view(self.num_replicas, self.num_parts)
+        self.ranks = torch.arange(self.num_workers).view(self.card.replicas, self.num_parts)
         """The ranks of all workers, by replica and part."""
         self._replica_group = self.divided(self.ranks)
         # Between the workers of all replicas that hold the same part.
@@ -124,7 +123,7 @@ class Split(TorchStrategy):
 
     def sum_between_replicas(self, gradients: Tensor) -> None:
         """Sum gradients over the workers of all replicas that hold the same part."""
-        if self.num_replicas == 1:
+        if self.card.replicas == 1:
             return
         ranks = self.ranks[:, self.part_index].tolist()
         with worker_lost(), self.meter.exchange(gradients, ranks):

@@ -78,8 +78,7 @@ def train_epoch(job: Job, cursor: Cursor, checkpoints: CheckpointSchedule) -> Ep
     """
     order = plan.epoch_order(cursor.num_train, seed=job.config.seed, epoch=cursor.epoch)
     order = order.to(job.dataset.train.labels.device)
-    since_log = len(cursor.step_seconds) % job.config.log_every_steps
-    clock = StepClock(job.device, cursor.step_seconds, since_log)
+    clock = StepClock(job.device, cursor.step_seconds)
     job.training_model.train()
     job.strategy.begin_epoch(cursor.epoch)
     memory.reset_peak(job.device)
@@ -221,13 +220,15 @@ def _log_step(
     )
     cursor.totals += cursor.recent
     cursor.recent.zero_()
+    num_recent = (len(clock) - 1) % job.config.log_every_steps + 1
+    seconds = sum(clock.seconds()[-num_recent:])
     job.record(
         Step(
             epoch=cursor.epoch,
             step=cursor.num_steps,
             train_loss=evaluation.finite(loss / labels) if labels else None,
             learning_rate=job.optimizer.param_groups[0]["lr"],
-            images_per_second=clock.rate(labels / job.inputs.labels_per_example),
+            images_per_second=labels / job.inputs.labels_per_example / seconds,
             global_batch=cursor.global_batch,
             epochs_done=epochs_done,
         )

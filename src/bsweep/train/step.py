@@ -201,7 +201,7 @@ def _compute_stages(
     Returns:
         The sums as `train_step` returns them; zeros on workers without the last stage.
     """
-    rows, number = torch.arange(len(targets)), strategy.num_microbatches
+    rows, number = torch.arange(len(targets)), strategy.card.num_microbatches
     microbatches = [plan.even_part(rows, i, number) for i in range(number)]
     size = max(map(len, microbatches))
     filled = torch.cat([F.pad(indices, (0, size - len(indices))) for indices in microbatches])
