@@ -67,7 +67,7 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
         "Seconds that each node is idle until the slowest one arrives to synchronise, summed over "
         f"a run's rounds{'' if are_bars else ', with one dot for each node'}.",
         f"On the right: the total over nodes{change}.",
-        "± is the half-width of its 95 % t-interval." * has_interval,
+        f"± is the half-width of its {analysis.SEEDS_LEVEL} t-interval." * has_interval,
         f"n = {drawing.span(table['n'])} per {'bar' if are_bars else 'dot'}.",
         left_out,
     )

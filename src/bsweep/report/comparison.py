@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bsweep.analysis import Comparison
+from bsweep.analysis import SEEDS_LEVEL, Comparison
 from bsweep.analysis.conclusions.comparing import TIMES
 from bsweep.analysis.study.numbers import interval_text, number
 from bsweep.core.whole_files import write_whole
@@ -41,8 +41,8 @@ def tables(comparison: Comparison) -> Iterator[Table]:
         ends = zip(cells["low"], cells["high"], strict=True)
         yield Table(
             f"{_CAPTIONS[str(measure)].format(target=targets)} Means over seeds in the reference, "
-            f"{comparison.studies[0]}, and in each other study. Intervals (95 %) and p-values have "
-            f"Holm's correction for the {counted(num_tested, 'cell')} tested here.",
+            f"{comparison.studies[0]}, and in each other study. Intervals ({SEEDS_LEVEL}) and "
+            f"p-values have Holm's correction for the {counted(num_tested, 'cell')} tested here.",
             pd.DataFrame({
                 "cell": cells["cell"],
                 **({"study": cells["study"]} if len(comparison.studies) > 2 else {}),

@@ -87,7 +87,7 @@ def _spreads(means: pd.DataFrame, name: str) -> list[str]:
     return [spread(*row) for row in columns.itertuples(index=False)]
 
 
-_INTERVALS = "± is the half-width of the 95 % t-interval over seeds."
+_INTERVALS = f"± is the half-width of the {analysis.SEEDS_LEVEL} t-interval over seeds."
 _RATIO = "Ratio to the next smaller local batch, with all other settings equal."
 _ROUNDS = "Rounds, and the parts of the time that workers are idle or exchange data."
 _MEDIAN = (
