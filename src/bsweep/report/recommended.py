@@ -17,8 +17,8 @@ from bsweep.analysis.prediction.critical_batch import LEVEL
 from bsweep.analysis.simulation.rows import LITTLE_GAIN
 from bsweep.analysis.study import naming
 from bsweep.analysis.study.columns import heading, spoken
-from bsweep.analysis.study.numbers import setting_text, spread
-from bsweep.report.formats import Table
+from bsweep.analysis.study.numbers import setting_text
+from bsweep.report.formats import Table, spreads
 
 _CELLS = (
     f"Every cell of the grid: predicted time to {{}}, with the {LEVEL} prediction interval of one "
@@ -82,13 +82,12 @@ def _rates(study: Study, table: pd.DataFrame) -> Table:
         if (best := rates[rates["is_best"]]).empty:
             continue
         cell, settings = best.iloc[0], dict(zip(apart, key, strict=True))
-        columns, tried = rates[["score", "score_ci95", "score_points"]], {*rates["learning_rate"]}
-        scores = [spread(*row) for row in columns.itertuples(index=False)]
+        tried, scores = {*rates["learning_rate"]}, spreads(rates, "score")
         rows.append({
             **{heading(level): spoken(level, setting_text(settings[level])) for level in levels},
             "seeds": str(cell["n"]),
             "best learning rate": f"{cell['learning_rate']:.3g}",
-            score: spread(cell["score"], cell["score_ci95"], cell["score_points"]),
+            score: spreads(best, "score")[0],
             "rates that were run": ", ".join(f"{rate:.3g}" for rate in sorted(tried)),
             "the best is the last": cell["at_edge"] or "no",
             f"{score} at each": "; ".join(scores),

@@ -207,5 +207,5 @@ def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:
     )
     rng = np.random.default_rng([step_time.seed, 5, cell.num_workers, round(cell.local_batch)])
     places = rng.uniform(0, len(stretch) - 1, len(alone))
-    doubt = case.doubt * rng.standard_normal(len(alone))
-    return np.asarray(alone + np.log(np.interp(places, np.arange(len(stretch)), stretch)) + doubt)
+    error = case.log_error * rng.standard_normal(len(alone))
+    return np.asarray(alone + np.log(np.interp(places, np.arange(len(stretch)), stretch)) + error)

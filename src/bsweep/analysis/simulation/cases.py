@@ -42,7 +42,7 @@ class Case:
         return np.asarray(np.arange(self.num_steps) * NUM_DRAWS // self.num_steps, np.int64)
 
     @property
-    def doubt(self) -> float:
+    def log_error(self) -> float:
         """The standard deviation of the logarithm of a step's seconds that comes from what was not
         measured: this way to exchange, or any on so many workers.
         """

@@ -21,7 +21,7 @@ from bsweep.analysis.prediction.cards import capabilities_of
 from bsweep.analysis.prediction.comparable_runs import selected
 from bsweep.analysis.prediction.probed_steps import probe_timings, read_probe
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
-from bsweep.analysis.prediction.ways import PARAMETER_BYTES, ways_of
+from bsweep.analysis.prediction.ways import PARAMETER_BYTES, passes_of, ways_of
 from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
@@ -240,7 +240,7 @@ def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     step_seconds, codec_seconds = table["total_seconds_of_step"], table["codec_seconds_of_step"]
     without_exchange = step_seconds - codec_seconds.fillna(0)
     return table.assign(
-        passes=pd.to_numeric(table["accumulation_steps"], errors="coerce").fillna(1),
+        passes=passes_of(table),
         step_seconds=step_seconds,
         compute_seconds=table["compute_seconds_of_step"]
         .mask(is_alone, without_exchange)

@@ -103,7 +103,7 @@ def row_of(case: Case) -> dict[str, Any]:
     """
     steps = outcome(case.choice.strategy, case)
     means = _draw_means(np.array_split(steps.step_seconds / steps.steps_each, NUM_DRAWS))
-    low, high = _widened(means, case.doubt)
+    low, high = _widened(means, case.log_error)
     whole, slowest = float(steps.step_seconds.sum()), steps.slowest_seconds
     local_batch = float(case.batches.mean())
     groups = case.choice.strategy.data_parallel_size(case.num_workers)
