@@ -12,12 +12,13 @@ from bsweep import analysis, plots
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables import tuning
 from bsweep.analysis.cell_tables.keys import RATES
-from bsweep.analysis.conclusions.prediction_tables import as_texts, marks, runs_in_words
+from bsweep.analysis.conclusions.prediction_texts import runs_in_words
 from bsweep.analysis.prediction.critical_batch import LEVEL
 from bsweep.analysis.simulation.rows import LITTLE_GAIN
 from bsweep.analysis.study import naming
 from bsweep.analysis.study.columns import heading, spoken
 from bsweep.analysis.study.numbers import setting_text
+from bsweep.analysis.study.text_tables import as_texts, marks
 from bsweep.report.formats import Table, spreads
 
 _CELLS = (

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.conclusions.networks import OWN_LINKS, curves_of
-from bsweep.analysis.conclusions.prediction_tables import as_texts, marks, runs_in_words
 from bsweep.analysis.prediction.critical_batch import LEVEL, CriticalBatch
 from bsweep.analysis.prediction.fitting import Fits, leave_out
 from bsweep.analysis.prediction.forecast import Forecast, Key, batch_on_workers
@@ -31,6 +30,7 @@ from bsweep.analysis.prediction.objectives import (
 from bsweep.analysis.prediction.seen_runs import CELL, Observed, rate_rule
 from bsweep.analysis.simulation.rows import LITTLE_GAIN
 from bsweep.analysis.study.numbers import interval_text, number, plain
+from bsweep.analysis.study.text_tables import as_texts, marks
 from bsweep.config.target import Target
 from bsweep.core.words import aligned, counted, first_of, joined
 
@@ -467,7 +467,7 @@ class Prediction:
         })  # fmt: skip
         rows = []
         for estimate in self.critical_batches:
-            interval = "" if np.isnan(estimate.low) else interval_text(estimate.low, estimate.high)
+            interval = interval_text(estimate.low, estimate.high)
             rows.append((estimate.source, number(estimate.value), interval, estimate.verdict))
             if not np.isnan(estimate.ratio_of_sums):
                 name, value = f"{estimate.source}, ratio of sums", number(estimate.ratio_of_sums)
@@ -501,6 +501,18 @@ _CURVE_HEADINGS = {
 _CURVE_MARKS = {
     "is_simulated": "simulated", "is_knee": "knee", "is_above_critical": "above the critical batch"
 }  # fmt: skip
+
+
+def runs_in_words(cells: pd.DataFrame, without_runs: str = "") -> list[str]:
+    """Return for each cell how many of its runs reached the target, what its time rests on beside
+    them, and why it cannot be trained.
+    """
+    bases = marks(cells, {"is_simulated": "simulated", "is_extrapolated": "extrapolated"})
+    facts = zip(cells["num_reached"], cells["num_runs"], bases, cells["problem"], strict=True)
+    return [
+        joined((f"{reached} of {runs} reached" if runs else without_runs, basis, problem), "; ")
+        for reached, runs, basis, problem in facts
+    ]
 
 
 def cell_name(cell: Key, local_batch: float | None = None) -> str:
