@@ -164,6 +164,11 @@ class Prediction:
         """The predicted time or cost of the recommended cell, with its interval, as text."""
         return self._amount(self.choice.place)
 
+    @property
+    def sure(self) -> str:
+        """Sentences that say how sure the recommendation is, and which cells come near."""
+        return joined([*self._sure(), *self._other_cells()])
+
     def sentence(self) -> str:
         """Return sentences that say which cell is recommended, how sure the recommendation is, and
         which cells may be better, or else which is the next best.
@@ -171,7 +176,7 @@ class Prediction:
         Returns:
             A text of several sentences.
         """
-        return joined([self._first(self._whole_amount), *self._sure(), *self._other_cells()])
+        return joined([self._first(self._whole_amount), self.sure])
 
     def brief(self) -> list[str]:
         """Return the answer that a terminal shows.
@@ -183,8 +188,7 @@ class Prediction:
         """
         count = len(self.warnings)
         warned = f"{counted(count, 'warning')}: --verbose shows {'it' if count == 1 else 'them'}."
-        sure = joined([*self._sure(), *self._other_cells()])
-        return [self._first(self.amount), sure, *self.network_lines(), *[warned] * bool(count)]
+        return [self._first(self.amount), self.sure, *self.network_lines(), *[warned] * bool(count)]
 
     def network_lines(self) -> list[str]:
         """Return a line for each simulated network: its best cell if there are several networks,
@@ -460,21 +464,19 @@ class Prediction:
         return table.drop(columns=["strategy"] * (len(self.seen.ways) < 2))
 
     def _tables(self) -> list[pd.DataFrame]:
-        fits = pd.DataFrame({
-            "fit": self.fits.index,
-            "median": self.fits["median"].map(number).array,
-            f"{LEVEL} interval": list(map(interval_text, self.fits["low"], self.fits["high"])),
-        })  # fmt: skip
-        rows = []
-        for estimate in self.critical_batches:
-            interval = interval_text(estimate.low, estimate.high)
-            rows.append((estimate.source, number(estimate.value), interval, estimate.verdict))
-            if not np.isnan(estimate.ratio_of_sums):
-                name, value = f"{estimate.source}, ratio of sums", number(estimate.ratio_of_sums)
-                rows.append((name, value, "", "for comparison: large gradients dominate it"))
-        critical = pd.DataFrame(
-            rows, columns=["critical batch by", "examples", f"{LEVEL} interval", "verdict"]
+        interval, ends = {"interval": f"{LEVEL} interval"}, ("low", "high")
+        fits = as_texts(
+            self.fits.reset_index(), {"parameter": "fit", "median": "median"} | interval, ends
         )
+        rows: list[dict[str, Any]] = []
+        for estimate in self.critical_batches:
+            rows.append(asdict(estimate))
+            if not np.isnan(estimate.ratio_of_sums):
+                source = f"{estimate.source}, ratio of sums"
+                verdict = "for comparison: large gradients dominate it"
+                rows.append({"source": source, "value": estimate.ratio_of_sums, "verdict": verdict})
+        headings = {"source": "critical batch by", "value": "examples", **interval}
+        critical = as_texts(pd.DataFrame(rows), headings | {"verdict": "verdict"}, ends)
         tables = [self._cells_table(), fits, critical]
         if self.network:
             curves = self.curves.assign(marks=marks(self.curves, _CURVE_MARKS))

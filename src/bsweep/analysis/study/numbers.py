@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-_ROUNDING = (
-    1e-9  # relative; an interval this small comes from rounding errors, not from measured values
-)
+# Relative; an interval this small comes from rounding errors, not from measured values.
+_ROUNDING = 1e-9
 
 
 def number(value: float) -> str:
