@@ -364,8 +364,8 @@ class Search:
         """Return the measurements of the runs of this grid, such as their steps to the target, with
         all ways of the grid; None if there are no such runs yet.
         """
-        paths = {run_id: RunPaths(self.study_dir / run_id) for run_id in self.planned}
-        begun = [run_id for run_id, run in paths.items() if run.metrics.exists()]
+        folders = (self.study_dir / run_id for run_id in self.planned)
+        begun = [folder.name for folder in folders if RunPaths(folder).metrics.exists()]
         if not begun:
             return None
         study = load(self.study_dir, mix=True)

@@ -77,7 +77,7 @@ def capabilities_of(runs: pd.DataFrame) -> list[Capabilities]:
     return [known[text] for text in texts]
 
 
-def capabilities_of_kind(strategy: str) -> Capabilities:
+def capabilities_of_kind(strategy: object) -> Capabilities:
     """Return what a strategy can do with any settings; nothing if it is unknown."""
     kind: Any = cards_by_name("strategy").get(str(strategy))
     can: Capabilities = getattr(kind, "kind_can", Capabilities())

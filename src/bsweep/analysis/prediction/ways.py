@@ -156,7 +156,7 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
     """
     names = runs["strategy"].astype(str)
     for strategy, group in runs.groupby("strategy"):
-        if not _splits(str(strategy)):
+        if not capabilities_of_kind(strategy).splits_model:
             continue
         for column in [str(column) for column in runs if str(column).startswith(PREFIX)]:
             texts = group[column].map(setting_text)
@@ -196,15 +196,10 @@ def differ_in_ways_alone(runs: pd.DataFrame) -> bool:
         return False
     if not all(can.lockstep and can.takes_mean for can in capabilities_of(runs)):
         return False
-    strategies = {str(name): group.index for name, group in runs.groupby("strategy")}
-    if len(strategies) == 1 and not any(map(_splits, strategies)):
-        return False
-    texts = strategy_texts(runs)
-    return all(_splits(name) or texts[places].nunique() == 1 for name, places in strategies.items())
-
-
-def _splits(strategy: str) -> bool:
-    return capabilities_of_kind(strategy).splits_model
+    groups = strategy_texts(runs).groupby(runs["strategy"])
+    return all(
+        capabilities_of_kind(name).splits_model or texts.nunique() == 1 for name, texts in groups
+    )
 
 
 def split_card(settings: Mapping[Any, Any] | pd.Series[Any]) -> StrategyConfig | None:

@@ -225,10 +225,7 @@ def _measured(choice: Choice, constants: Constants) -> tuple[bool, float]:
     """Return True if several workers were measured that exchange in this way, and the most workers
     of such runs, or else of any.
     """
-    steps = constants.measured
-    if steps.empty:
-        return False, 1.0
-    timed = steps[steps["step_seconds"].notna()]
+    timed = constants.measured.dropna(subset="step_seconds")
     alike = choice.runs_of(timed)
     is_known = bool((alike["num_workers"] > 1).any())
     workers = (alike if is_known else timed)["num_workers"]

@@ -49,6 +49,10 @@ measured: the standard deviation of the logarithm of its seconds, which grows wi
 of the doublings. `beyond` in `simulate_truth.py` finds it in `results/measured/clusters`.
 """
 _SAME = ("model", "data", "hardware", "device", "precision")
+# The columns of runs by which simulated steps are compared with measured ones.
+_MEASURED = [
+    "strategy", "compression", "num_workers", "local_batch", "global_batch", "step_seconds",
+]  # fmt: skip
 _RINGS = ("horovod", "allreduce", "ddp")  # they exchange as a ring, if nothing else was recorded
 NORMAL = np.round(ndtri((np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS), 2)
 """The middles of as many equally likely parts of a normal distribution, so that few draws have its
@@ -90,7 +94,7 @@ class Constants:
     pieces: tuple[str, ...] = ()  # of the model, which pipelines cut between them; empty: unknown
     is_gpu: bool = False
     precision: str = "fp32"  # in which the workers compute
-    measured: pd.DataFrame = field(default_factory=pd.DataFrame)
+    measured: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=_MEASURED))
 
 
 def of_study(

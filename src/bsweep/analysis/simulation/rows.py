@@ -144,9 +144,8 @@ def _measured_rows(
     and local batch that were simulated, too.
     """
     keys = {(row["strategy"], row["num_workers"], row["local_batch"]) for row in simulated}
-    steps = constants.measured
-    for choice in () if steps.empty else choices:
-        timed = choice.runs_of(steps[steps["step_seconds"].notna()])
+    for choice in choices:
+        timed = choice.runs_of(constants.measured.dropna(subset="step_seconds"))
         for (workers, batch), runs in timed.groupby(["num_workers", "local_batch"]):
             if (choice.name, workers, batch) in keys:
                 seconds = runs["step_seconds"].astype(float)
@@ -176,12 +175,9 @@ def _lone_rates(one_worker: Case, local_batch: float) -> dict[str, float]:
     constants = replace(one_worker.constants, speeds=(1.0,))
     row = row_of(replace(one_worker, constants=constants, local_batch=local_batch))
     simulated, steps = float(row["examples_per_second"]), constants.measured
-    measured = [simulated]
-    if not steps.empty:
-        is_alike = (steps["num_workers"] == 1) & (steps["local_batch"] == local_batch)
-        alike = steps[is_alike & steps["step_seconds"].notna()]
-        measured = [*alike["global_batch"] / alike["step_seconds"]] or measured
-    return {SIMULATED: simulated, MEASURED: float(np.median(measured))}
+    alike = steps[(steps["num_workers"] == 1) & (steps["local_batch"] == local_batch)]
+    measured = (alike["global_batch"] / alike["step_seconds"]).dropna()
+    return {SIMULATED: simulated, MEASURED: float(np.median([*measured] or [simulated]))}
 
 
 def compared(
