@@ -54,9 +54,8 @@ def tables(study: Study) -> Iterator[Table]:
 def _means(study: Study, cells: pd.DataFrame) -> Table:
     """Return the table of each cell's results, such as times, losses and accuracies."""
     values = cells[["global_batch", "n"]].astype(object)
-    by_cell = analysis.by_cell(study.runs).groupby(level=analysis.levels(cells))
-    if (rates := by_cell["learning_rate"].first()).nunique() > 1:
-        values.insert(1, "learning_rate", rates)
+    if cells["learning_rate"].nunique() > 1:
+        values.insert(1, "learning_rate", cells["learning_rate"])
     for metric in analysis.METRICS:
         if cells[metric].notna().any():
             values[metric] = spreads(cells, metric)
