@@ -216,13 +216,13 @@ def test_a_global_batch_is_shared_exactly(tmp_path: Path) -> None:
 
 def test_a_probe_that_ended_before_memory_did_is_doubtful(tmp_path: Path) -> None:
     workers = [worker(1), worker(2, largest=16, stopped_by="seconds")]
-    (doubt,) = allocation.doubts(resolved(tmp_path, workers, "allocation=batch_by_memory"))
-    assert "local batch 16 of worker 1" in doubt
-    assert "had time for" in doubt
+    (warning,) = allocation.warnings(resolved(tmp_path, workers, "allocation=batch_by_memory"))
+    assert "local batch 16 of worker 1" in warning
+    assert "had time for" in warning
     smaller = ("allocation=batch_by_memory", "allocation.local_batches=[8,8]")
-    assert not allocation.doubts(resolved(tmp_path, workers, *smaller))
+    assert not allocation.warnings(resolved(tmp_path, workers, *smaller))
     given = ("allocation=batch_by_memory", "allocation.local_batches=[1,2,3,4]")
-    assert not allocation.doubts(resolved(tmp_path, None, *given))
+    assert not allocation.warnings(resolved(tmp_path, None, *given))
 
 
 def test_a_round_longer_than_an_epoch_is_a_warning(tmp_path: Path) -> None:

@@ -510,16 +510,16 @@ def test_more_workers_than_measured_are_doubted_more() -> None:
         "step_seconds": [1.0],
     })  # fmt: skip
     known = constants(measured=runs, beyond=0.1, other_way=0.2)
-    doubts = {
-        workers: [case(name, workers, known).doubt for name in ("horovod", "allreduce")]
+    errors = {
+        workers: [case(name, workers, known).log_error for name in ("horovod", "allreduce")]
         for workers in (1, 2, 4, 8)
     }
-    assert doubts[1] == [0, 0]
-    assert doubts[2] == pytest.approx([0, 0.2])
-    assert doubts[4] == pytest.approx([0.1, math.hypot(0.1, 0.2)])
-    assert doubts[8] == pytest.approx([0.1 * 2**0.5, math.hypot(0.1 * 2**0.5, 0.2)])
+    assert errors[1] == [0, 0]
+    assert errors[2] == pytest.approx([0, 0.2])
+    assert errors[4] == pytest.approx([0.1, math.hypot(0.1, 0.2)])
+    assert errors[8] == pytest.approx([0.1 * 2**0.5, math.hypot(0.1 * 2**0.5, 0.2)])
     nothing = case("horovod", 4, constants(beyond=0.1, other_way=0.2))
-    assert nothing.doubt == pytest.approx(math.hypot(0.1 * 2**0.5, 0.2))
+    assert nothing.log_error == pytest.approx(math.hypot(0.1 * 2**0.5, 0.2))
 
 
 def test_machines_whose_memory_is_too_small_are_named() -> None:

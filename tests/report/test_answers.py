@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 import bsweep
-from bsweep import analysis, plots, report
+from bsweep import analysis, plots
 from bsweep.analysis.cell_tables.common_target import supported_target
 from bsweep.analysis.cell_tables.tuning import tuned
 from bsweep.analysis.study.caching import caching
@@ -215,7 +215,8 @@ def test_validation_scores_are_named_so_everywhere(tmp_path: Path) -> None:
     study = bsweep.load(tmp_path / "s")
     with caching():
         results = next(tables(study))
-        lines = [*report.first_lines(study), *analysis.in_short(study), results.caption]
+        lines = [*analysis.recommendations(study), *analysis.headlines(study)]
+        lines += [*analysis.in_short(study), results.caption]
         for name in ("accuracy_by_time", "accuracy_by_epoch", "accuracy_and_loss_by_batch"):
             figure = plots.FIGURES[name](study)
             labels = [axes.get_ylabel() for axes in figure.axes]

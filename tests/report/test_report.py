@@ -122,7 +122,7 @@ def test_it_opens_with_the_recommended_cell_and_its_interval(
     assert f"{best['probability_best']:.2f}" in sure
     text = page.read_text()
     first = html.unescape(text[text.index("<p class=headline>") :].partition("</p>")[0])
-    assert report.first_lines(study)[0] in first
+    assert analysis.recommendations(study)[0] in first
     assert named in first
     for name in ("time_surface", "pareto_front"):
         assert f'<figure id="{name}">' in text

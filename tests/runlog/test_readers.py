@@ -187,7 +187,7 @@ def test_anything_as_probe_json_is_read_or_said(
 
     def read(content: bytes) -> bool:
         path.write_bytes(content)
-        allocation.doubts(config)
+        allocation.warnings(config)
         of_predict = reason(lambda: probe_timings(path), ValueError)
         assert of_predict is None or str(path) in of_predict
         return reason(lambda: allocation.fill_in(config), ConfigError) is None

@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+import pandas as pd
+
 from bsweep.analysis import load
 from bsweep.analysis.conclusions.next_run import (
     SHARE,
@@ -43,7 +45,7 @@ from bsweep.analysis.prediction.forecast import Key, keys_of
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
-from bsweep.analysis.prediction.ways import TimedStep, Way, timed_way
+from bsweep.analysis.prediction.ways import STEP, Way, way_of
 from bsweep.analysis.study.numbers import number
 from bsweep.config.data import ProgramDataConfig
 from bsweep.config.run import RunConfig
@@ -348,20 +350,24 @@ class Search:
 
     def ways(self, seen: Observed | None = None) -> dict[str, Way]:
         """Return the ways of the grid by their names, as far as runs or timed steps tell them."""
-        timed: dict[str, list[TimedStep]] = {way: [] for way in self.strategies}
-        for cell, probe in self._timed.items():
-            if probe.num_parameters is not None:
-                step = TimedStep(*cell[:3], probe.num_parameters, probe.sent_bytes)
-                timed[cell[3]].append(step)
-        ways = {way: timed_way(way, card, timed[way]) for way, card in self.strategies.items()}
+        rows = [
+            (*cell, probe.num_parameters, probe.sent_bytes)
+            for cell, probe in self._timed.items()
+            if probe.num_parameters is not None
+        ]
+        steps = pd.DataFrame(rows, columns=[*STEP[:3], "way", *STEP[3:]])
+        ways = {
+            way: way_of(way, card if card.can.splits_model else None, steps[steps["way"] == way])
+            for way, card in self.strategies.items()
+        }
         return ways | (dict(seen.ways) if seen else {})
 
     def observed(self) -> Observed | None:
         """Return the measurements of the runs of this grid, such as their steps to the target, with
         all ways of the grid; None if there are no such runs yet.
         """
-        paths = {run_id: RunPaths(self.study_dir / run_id) for run_id in self.planned}
-        begun = [run_id for run_id, run in paths.items() if run.metrics.exists()]
+        folders = (self.study_dir / run_id for run_id in self.planned)
+        begun = [folder.name for folder in folders if RunPaths(folder).metrics.exists()]
         if not begun:
             return None
         study = load(self.study_dir, mix=True)

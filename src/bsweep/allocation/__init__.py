@@ -36,7 +36,7 @@ def fill_in(config: RunConfig) -> RunConfig:
     return filled
 
 
-def doubts(config: RunConfig) -> list[str]:
+def warnings(config: RunConfig) -> list[str]:
     """Return a warning for each worker that gets the largest batch for which its probe had time;
     empty if the allocation does not choose batches by memory.
     """

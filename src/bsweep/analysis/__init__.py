@@ -42,6 +42,7 @@ from bsweep.analysis.cell_tables.means import step_times as step_times
 from bsweep.analysis.cell_tables.means import step_unit as step_unit
 from bsweep.analysis.cell_tables.means import unequal_threads as unequal_threads
 from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL as MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.cell_tables.statistics import SEEDS_LEVEL as SEEDS_LEVEL
 from bsweep.analysis.conclusions.best_cells import against_published as against_published
 from bsweep.analysis.conclusions.best_cells import headlines as headlines
 from bsweep.analysis.conclusions.best_cells import winner as winner

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from bsweep import analysis
 from bsweep.analysis import Study
+from bsweep.analysis.prediction.critical_batch import LEVEL
 from bsweep.core.words import counted
 from bsweep.plots import drawing, scales
 from bsweep.plots.curves import handle, looks
@@ -70,7 +71,7 @@ def pareto_front(study: Study, cells: pd.DataFrame) -> Figure:
         f"Worker-seconds against seconds to {targets_in_words(cells)}, with one point for each "
         "cell of the grid that may be recommended. A pale cell takes longer than another cell with "
         "at most as many worker-seconds. Cells on the front are labelled with their global batch "
-        "and have 90 % intervals of a typical run.",
+        f"and have {LEVEL} intervals of a typical run.",
         "Steps of hollow cells are simulated, not measured; labels there have the workers, too."
         if is_simulated
         else "",

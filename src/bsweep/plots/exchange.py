@@ -72,7 +72,7 @@ def seconds_per_step(study: Study, table: pd.DataFrame) -> Figure:
         f"computing{coding}, a worker's mean wait for others before the exchange, and the rest, "
         "which is computing.",
         f"n = {drawing.span(times['n'])} per bar.",
-        "Whiskers are 95 % t-intervals of the whole step over seeds."
+        f"Whiskers are {analysis.SEEDS_LEVEL} t-intervals of the whole step over seeds."
         if times["total_seconds_ci95"].notna().any()
         else "",
         left_out,

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bsweep.analysis import Study
+from bsweep.analysis.prediction.critical_batch import LEVEL
 from bsweep.analysis.simulation.rows import LITTLE_GAIN
 from bsweep.plots import drawing, scales
 from bsweep.plots.curves import BAND, categorical, handle
@@ -47,7 +48,7 @@ def larger_clusters(study: Study, curves: pd.DataFrame) -> Figure:
     return drawing.captioned(
         figure,
         f"Predicted time and {cost_words} to {targets_in_words(curves)} on each number "
-        "of workers at its best global batch, with the 90 % interval of one more run. Dashed: "
+        f"of workers at its best global batch, with the {LEVEL} interval of one more run. Dashed: "
         f"simulated. A ring is the knee: from there on, {LITTLE_GAIN}. Dotted: from there on, the "
         "best batch is larger than the critical batch size.",
     )

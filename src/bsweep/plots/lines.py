@@ -361,7 +361,8 @@ def repeats(n: pd.Series[int], drawn_as: str) -> str:
         return "No run has completed."
     sentences = [f"n = {drawing.span(counts)} per {drawn_as}."]
     if counts[-1] >= analysis.MIN_SEEDS_FOR_INTERVAL:
-        sentences.append("Small circles are single seeds. Bars are 95 % t-intervals over seeds.")
+        bars = f"Bars are {analysis.SEEDS_LEVEL} t-intervals over seeds."
+        sentences.append(f"Small circles are single seeds. {bars}")
     if 2 in counts:
         sentences.append("If a cell has two seeds, both are drawn without an interval.")
     return " ".join(sentences)
@@ -374,6 +375,7 @@ def _courses(table: pd.DataFrame) -> str:
     if counts.max() == 1:
         return "Each line is one run: n = 1."
     words = f"Lines are means over n = {drawing.span(counts)} seeds."
-    has_bands = bool(counts.max() >= analysis.MIN_SEEDS_FOR_INTERVAL)
-    bands = " Bands are 95 % t-intervals over seeds, cut where they are wider than the panel."
-    return words + bands * has_bands
+    if counts.max() < analysis.MIN_SEEDS_FOR_INTERVAL:
+        return words
+    bands = f"Bands are {analysis.SEEDS_LEVEL} t-intervals over seeds"
+    return f"{words} {bands}, cut where they are wider than the panel."

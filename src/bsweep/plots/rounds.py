@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from bsweep import analysis
 from bsweep.analysis import Study
-from bsweep.analysis.study.numbers import fixed
+from bsweep.analysis.study.numbers import spread
 from bsweep.plots import drawing
 from bsweep.plots.curves import INK, MAX_LINES, Panel, common, handle
 from bsweep.plots.lines import X_LABELS, draw_course, lines
@@ -67,7 +67,7 @@ def idle_by_node(study: Study, table: pd.DataFrame) -> Figure:
         "Seconds that each node is idle until the slowest one arrives to synchronise, summed over "
         f"a run's rounds{'' if are_bars else ', with one dot for each node'}.",
         f"On the right: the total over nodes{change}.",
-        "± is the half-width of its 95 % t-interval." * has_interval,
+        f"± is the half-width of its {analysis.SEEDS_LEVEL} t-interval." * has_interval,
         f"n = {drawing.span(table['n'])} per {'bar' if are_bars else 'dot'}.",
         left_out,
     )
@@ -77,7 +77,7 @@ def _total(row: pd.Series[float]) -> str:
     """Return the total of a cell, with its interval and its change if they are known."""
     seconds, half = row["idle_seconds"], row["idle_seconds_ci95"]
     change = "" if np.isnan(row["change"]) else f", {100 * row['change']:+.0f} %"
-    text = f"{fixed(seconds, 1 if seconds >= 1 else 2, half)} s{change}"
+    text = f"{spread(seconds, half, decimals=1 if seconds >= 1 else 2)} s{change}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 

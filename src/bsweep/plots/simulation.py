@@ -13,6 +13,7 @@ from matplotlib import rc_context, rcParams
 from matplotlib.figure import Figure
 
 from bsweep.analysis import Simulation
+from bsweep.analysis.prediction.critical_batch import LEVEL
 from bsweep.plots import drawing, scales
 from bsweep.plots.curves import BAND, LINES, MAX_LINES, categorical, handle
 from bsweep.plots.speed import IDEAL
@@ -71,7 +72,8 @@ def simulated_speedup(simulation: Simulation) -> Figure:
     left_out = len(groups) - MAX_LINES
     drawing.captioned(
         figure,
-        "Dashed: simulated, not measured. Speed-up against one worker. Bands are 90 % intervals.",
+        "Dashed: simulated, not measured. Speed-up against one worker. Bands are "
+        f"{LEVEL} intervals.",
         f"{left_out} more strategies on a network are left out." if left_out > 0 else "",
     )
     return _with_caption_above(figure)

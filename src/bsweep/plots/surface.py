@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from bsweep.analysis import Study
+from bsweep.analysis.prediction.critical_batch import LEVEL
 from bsweep.analysis.prediction.objectives import TELLS_APART
 from bsweep.plots import drawing, scales
 from bsweep.plots.curves import handle
@@ -56,10 +57,11 @@ def time_surface(study: Study, cells: pd.DataFrame) -> Figure:
     fewest = int(cells.groupby("where")["global_batch"].nunique().min())
     has_text = fewest <= _fitting(_MOST_COLUMNS)
     target = targets_in_words(cells)
-    title = drawing.broken(f"Time to {target} ({unit}){', with its 90 % interval' * has_text}", 100)
+    with_interval = f", with its {LEVEL} interval" * has_text
+    title = drawing.broken(f"Time to {target} ({unit}){with_interval}", 100)
     figure.suptitle(title, x=0.01, ha="left", fontsize=rcParams["axes.titlesize"])
     drawing.add_legend(figure, _entries(cells))
-    interval = ", with the 90 % interval of one more run below it" * has_text
+    interval = f", with the {LEVEL} interval of one more run below it" * has_text
     is_measured = bool((cells["num_runs"] > 0).all())
     framed = "Measured cells are framed; the others are predicted from them."
     dashed = "Steps of cells with a dashed frame are simulated, not measured."

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
-
-from bsweep.analysis import Comparison
+from bsweep.analysis import SEEDS_LEVEL, Comparison
 from bsweep.analysis.conclusions.comparing import TIMES
-from bsweep.analysis.study.numbers import interval_text, number
+from bsweep.analysis.study.text_tables import as_texts
 from bsweep.core.whole_files import write_whole
 from bsweep.core.words import counted
 from bsweep.report.formats import Table
@@ -38,26 +36,20 @@ def tables(comparison: Comparison) -> Iterator[Table]:
         num_tested = cells["p_holm"].notna().sum()
         targets = " / ".join(dict.fromkeys(cells["target"].dropna()))
         points = zip(cells["points_reference"], cells["points"], strict=True)
-        ends = zip(cells["low"], cells["high"], strict=True)
+        seeds = [f"{len(one)}, {len(other)}" for one, other in points]
+        change = "ratio" if measure in TIMES else "difference"
+        headings = {
+            "cell": "cell", **({"study": "study"} if len(comparison.studies) > 2 else {}),
+            "seeds": "seeds", "reference": "reference", "compared": "compared", "change": change,
+            "interval": "interval", "p_holm": "p", "verdict": "verdict",
+        }  # fmt: skip
+        texts = as_texts(cells.assign(seeds=seeds), headings, ("low", "high"))
         yield Table(
             f"{_CAPTIONS[str(measure)].format(target=targets)} Means over seeds in the reference, "
-            f"{comparison.studies[0]}, and in each other study. Intervals (95 %) and p-values have "
-            f"Holm's correction for the {counted(num_tested, 'cell')} tested here.",
-            pd.DataFrame({
-                "cell": cells["cell"],
-                **({"study": cells["study"]} if len(comparison.studies) > 2 else {}),
-                "seeds": [f"{len(one)}, {len(other)}" for one, other in points],
-                "reference": cells["reference"].map(number),
-                "compared": cells["compared"].map(number),
-                "ratio" if measure in TIMES else "difference": cells["change"].map(number),
-                "interval": [
-                    "-" if low != low else interval_text(low, high)
-                    for low, high in ends
-                ],
-                "p": cells["p_holm"].map(number),
-                "verdict": cells["verdict"],
-            }),
-        )  # fmt: skip
+            f"{comparison.studies[0]}, and in each other study. Intervals ({SEEDS_LEVEL}) and "
+            f"p-values have Holm's correction for the {counted(num_tested, 'cell')} tested here.",
+            texts.replace({"interval": {"": "-"}}),
+        )
 
 
 def write_page(comparison: Comparison, path: Path, command: str) -> None:

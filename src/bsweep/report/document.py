@@ -220,7 +220,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "target": {"metric": prediction.target.metric, "value": prediction.target.value},
         "networks": prediction.network_lines(),
         "cells": {name: [*cells[name]] for name in _CELLS},
-        "sure": prediction.brief()[1],
+        "sure": prediction.sure,
         "next": None if cell is None else {name: cell[name] for name in names},
         "evaluate_every_examples": prediction.evaluate_every_examples,
         "is_check": not prediction.recommended["num_reached"],  # of the cell to run next

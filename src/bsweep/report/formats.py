@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from bsweep.analysis.study.numbers import spread
 from bsweep.config.values import did_you_mean
 from bsweep.core.words import aligned
 
@@ -41,6 +42,12 @@ class Table:
 
 
 _NUMBERS = r"-|[\d.,/e+-]+( ± .*|, [\d.,e+-]+| to [\d.,e+-]+)?"
+
+
+def spreads(means: pd.DataFrame, name: str, decimals: int | None = None) -> list[str]:
+    """Return the means of a column as text, with their intervals or the values of two seeds."""
+    columns = (means[name], means[f"{name}_ci95"], means[f"{name}_points"])
+    return [spread(*row, decimals) for row in zip(*columns, strict=True)]
 
 
 def as_markdown(title: str, tables: Sequence[Table]) -> str:

@@ -4,8 +4,7 @@ learning rates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pandas as pd
 
@@ -13,24 +12,41 @@ from bsweep import analysis, plots
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables import tuning
 from bsweep.analysis.cell_tables.keys import RATES
+from bsweep.analysis.conclusions.prediction_texts import runs_in_words
+from bsweep.analysis.prediction.critical_batch import LEVEL
 from bsweep.analysis.simulation.rows import LITTLE_GAIN
 from bsweep.analysis.study import naming
 from bsweep.analysis.study.columns import heading, spoken
-from bsweep.analysis.study.numbers import interval_text, number, setting_text, spread
-from bsweep.core.words import joined
-from bsweep.report.formats import Table
+from bsweep.analysis.study.numbers import setting_text
+from bsweep.analysis.study.text_tables import as_texts, marks
+from bsweep.report.formats import Table, spreads
 
 _CELLS = (
-    "Every cell of the grid: predicted time to {}, with the 90 % prediction interval of one more "
-    "run. Bottleneck: the largest part of the time. On the front: the probability that no cell "
-    "takes less time for at most as many worker-seconds. Best: the probability that no cell is "
-    "faster."
+    f"Every cell of the grid: predicted time to {{}}, with the {LEVEL} prediction interval of one "
+    "more run. Bottleneck: the largest part of the time. On the front: the probability that no "
+    "cell takes less time for at most as many worker-seconds. Best: the probability that no cell "
+    "is faster."
 )
 _LARGER = (
     "Larger clusters: predicted time and worker-hours to {} on each number of workers at its best "
-    "global batch, with the 90 % prediction interval of one more run. Cells that are not simulated "
-    f"are on the study's own links. Knee: from there on, {LITTLE_GAIN}."
+    f"global batch, with the {LEVEL} prediction interval of one more run. Cells that are not "
+    f"simulated are on the study's own links. Knee: from there on, {LITTLE_GAIN}."
 )
+_CELL_HEADINGS = {
+    "global_batch": "global batch", "num_workers": "workers", "seconds": "time (s)",
+    "interval": f"{LEVEL} interval (s)", "worker_seconds": "worker-seconds", "steps": "steps",
+    "step_seconds": "step (s)", "bottleneck": "bottleneck",
+    "probability_on_front": "on the front", "probability_best": "best", "runs": "runs",
+}  # fmt: skip
+_CURVE_HEADINGS = {
+    "network": "network", "num_workers": "workers", "global_batch": "global batch",
+    "seconds": "time (s)", "interval": f"{LEVEL} interval of time (s)",
+    "worker_hours": "worker-hours", "money": "money", "notes": "notes",
+}  # fmt: skip
+_CURVE_MARKS = {
+    "is_simulated": "simulated", "is_own": "not simulated", "is_knee": "knee",
+    "is_above_critical": "above the critical batch size",
+}  # fmt: skip
 _RATES = (
     "The best learning rate of each cell that ran with several rates, by {}: the rate with which "
     "the smallest share of seeds diverges or misses the target; ties go to the rate with the best "
@@ -47,10 +63,10 @@ def recommended(study: Study) -> Iterator[Table]:
         simulated = study.larger.networks[0] if study.larger and cells["is_simulated"].any() else ""
         caption = _CELLS.format(plots.targets_in_words(cells))
         caption += f" Simulated: steps as on {simulated}, not measured." if simulated else ""
-        yield Table(caption, _table(cells, _cell), "predicted")
+        yield Table(caption, _predicted(cells), "predicted")
     if len(curves := analysis.larger_clusters(study)):
         caption = _LARGER.format(plots.targets_in_words(curves))
-        yield Table(caption, _table(curves, _curve), "larger-clusters")
+        yield Table(caption, _larger(curves), "larger-clusters")
     if len(rows := tuning.rates(study)):
         yield _rates(study, rows[rows["num_rates"] > 1])
 
@@ -67,13 +83,12 @@ def _rates(study: Study, table: pd.DataFrame) -> Table:
         if (best := rates[rates["is_best"]]).empty:
             continue
         cell, settings = best.iloc[0], dict(zip(apart, key, strict=True))
-        columns, tried = rates[["score", "score_ci95", "score_points"]], {*rates["learning_rate"]}
-        scores = [spread(*row) for row in columns.itertuples(index=False)]
+        tried, scores = {*rates["learning_rate"]}, spreads(rates, "score")
         rows.append({
             **{heading(level): spoken(level, setting_text(settings[level])) for level in levels},
             "seeds": str(cell["n"]),
             "best learning rate": f"{cell['learning_rate']:.3g}",
-            score: spread(cell["score"], cell["score_ci95"], cell["score_points"]),
+            score: spreads(best, "score")[0],
             "rates that were run": ", ".join(f"{rate:.3g}" for rate in sorted(tried)),
             "the best is the last": cell["at_edge"] or "no",
             f"{score} at each": "; ".join(scores),
@@ -81,54 +96,21 @@ def _rates(study: Study, table: pd.DataFrame) -> Table:
     return Table(_RATES.format(tuning.best_by(study)), pd.DataFrame(rows), "rates")
 
 
-def _table(rows: pd.DataFrame, text_of: Callable[[dict[str, Any]], dict[str, str]]) -> pd.DataFrame:
-    cells: list[dict[Any, Any]] = rows.to_dict("records")
-    texts = pd.DataFrame(map(text_of, cells))
-    if (rows["where"] != "").any():
-        texts.insert(0, "part", rows["where"].to_numpy())
-    return texts
-
-
-def _cell(cell: dict[str, Any]) -> dict[str, str]:
-    reached = f"{cell['num_reached']} of {cell['num_runs']} reached"
-    bottleneck = {"fixed": "fixed cost"}.get(
-        cell["bottleneck"], cell["bottleneck"].replace("_", " ")
+def _predicted(cells: pd.DataFrame) -> pd.DataFrame:
+    bottlenecks = cells["bottleneck"].replace("fixed", "fixed cost").str.replace("_", " ")
+    shares = zip(bottlenecks, cells["bottleneck_share"], strict=True)
+    cells = cells.assign(
+        bottleneck=[f"{part}, {100 * share:.0f} %" for part, share in shares],
+        runs=runs_in_words(cells, "not measured"),
     )
-    notes = [
-        reached if cell["num_runs"] else "not measured",
-        "simulated" * bool(cell["is_simulated"]),
-        "extrapolated" * bool(cell["is_extrapolated"]),
-        cell["problem"],
-    ]
-    return {
-        "global batch": str(cell["global_batch"]),
-        "workers": str(cell["num_workers"]),
-        "time (s)": number(cell["seconds"]),
-        "90 % interval (s)": interval_text(cell["seconds_low"], cell["seconds_high"]),
-        "worker-seconds": number(cell["worker_seconds"]),
-        "steps": f"{cell['steps']:.0f}",
-        "step (s)": number(cell["step_seconds"]),
-        "bottleneck": f"{bottleneck}, {100 * cell['bottleneck_share']:.0f} %",
-        "on the front": f"{cell['probability_on_front']:.2f}",
-        "best": f"{cell['probability_best']:.2f}",
-        "runs": joined(notes, "; "),
-    }
+    return as_texts(cells, _part(cells) | _CELL_HEADINGS)
 
 
-def _curve(cell: dict[str, Any]) -> dict[str, str]:
-    notes = [
-        "simulated" if cell["is_simulated"] else "not simulated",
-        "knee" * bool(cell["is_knee"]),
-        "above the critical batch size" * bool(cell["is_above_critical"]),
-    ]
-    money = {} if pd.isna(cell["money"]) else {"money": number(cell["money"])}
-    return {
-        "network": cell["network"],
-        "workers": str(cell["num_workers"]),
-        "global batch": str(cell["global_batch"]),
-        "time (s)": number(cell["seconds"]),
-        "90 % interval of time (s)": interval_text(cell["seconds_low"], cell["seconds_high"]),
-        "worker-hours": number(cell["worker_hours"]),
-        **money,
-        "notes": joined(notes, "; "),
-    }
+def _larger(curves: pd.DataFrame) -> pd.DataFrame:
+    notes = marks(curves.assign(is_own=~curves["is_simulated"]), _CURVE_MARKS)
+    return as_texts(curves.assign(notes=notes), _part(curves) | _CURVE_HEADINGS)
+
+
+def _part(table: pd.DataFrame) -> dict[str, str]:
+    """Return the heading of the part of the study, if a row names one."""
+    return {"where": "part"} if (table["where"] != "").any() else {}

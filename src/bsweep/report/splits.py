@@ -11,7 +11,6 @@ import pandas as pd
 from bsweep import analysis
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables import split_models
-from bsweep.analysis.cell_tables.keys import cell_keys, keyed
 from bsweep.analysis.study.naming import words
 from bsweep.core.words import joined
 from bsweep.plots import in_order
@@ -36,9 +35,8 @@ def splits(study: Study) -> dict[str, Any]:
         "ways": _ways(study, ways) if len(ways) else _NONE,
         "memory": _memory(study, memory) if len(memory) else _NONE,
     }
-    runs = keyed(study.runs).set_index(cell_keys(study.runs))
     columns = {name: table.to_dict("list") for name, table in tables.items()}
-    return {**columns, "cell_of_run": _cells(study, runs)}
+    return {**columns, "cell_of_run": _cells(study, analysis.by_cell(study.runs))}
 
 
 _NONE = pd.DataFrame(columns=["cell", "row"])

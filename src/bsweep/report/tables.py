@@ -15,9 +15,9 @@ from bsweep.analysis import Study
 from bsweep.analysis.cell_tables.split_models import kind_of_scaling
 from bsweep.analysis.study import naming
 from bsweep.analysis.study.columns import number_text, spoken
-from bsweep.analysis.study.numbers import fixed, spread
+from bsweep.analysis.study.numbers import spread
 from bsweep.core.words import joined
-from bsweep.report.formats import Table
+from bsweep.report.formats import Table, spreads
 from bsweep.report.recommended import recommended
 
 _MAX_NODES = 8  # nodes that have a column each
@@ -30,11 +30,13 @@ def tables(study: Study) -> Iterator[Table]:
     cells = analysis.cells(study.runs)
     yield _means(study, cells)
     yield from recommended(study)
-    no_speedup, speedups = analysis.unequal_threads(cells), _speedups(cells)
+    ratios = analysis.batch_ratios(cells).drop(columns="images_per_second_ratio")
+    scaling, no_speedup = analysis.scaling(cells), analysis.unequal_threads(cells)
+    speedups = scaling[scaling.index.get_level_values("num_workers") > scaling["base_workers"]]
     speedup = joined([_SPEEDUP.format(kind_of_scaling(study)), no_speedup])
     idle = analysis.idle_table(study)
     others: list[tuple[str, str, pd.DataFrame]] = [
-        ("batch-ratios", _RATIO, _ratios(cells)),
+        ("batch-ratios", _RATIO, ratios),
         ("speed-ups", speedup, speedups),
         ("fits", _FIT, _fits(study)),
         ("steps", _steps_caption(study), _steps(study)),
@@ -52,20 +54,19 @@ def tables(study: Study) -> Iterator[Table]:
 def _means(study: Study, cells: pd.DataFrame) -> Table:
     """Return the table of each cell's results, such as times, losses and accuracies."""
     values = cells[["global_batch", "n"]].astype(object)
-    by_cell = analysis.by_cell(study.runs).groupby(level=analysis.levels(cells))
-    if (rates := by_cell["learning_rate"].first()).nunique() > 1:
-        values.insert(1, "learning_rate", rates)
+    if cells["learning_rate"].nunique() > 1:
+        values.insert(1, "learning_rate", cells["learning_rate"])
     for metric in analysis.METRICS:
         if cells[metric].notna().any():
-            values[metric] = _spreads(cells, metric)
+            values[metric] = spreads(cells, metric)
     medians, final = analysis.best_medians(study), analysis.measured_once(study)
     has_median = "test_accuracy" in values and bool(medians["best_median"].notna().any())
     if has_median:
         place = list(values).index("test_accuracy") + 1
-        values.insert(place, "best_median", _spreads(medians.reindex(cells.index), "best_median"))
+        values.insert(place, "best_median", spreads(medians.reindex(cells.index), "best_median"))
     if final["final_test_accuracy"].notna().any():
         name = "final_test_accuracy"
-        values[name] = _spreads(final.reindex(cells.index), name)
+        values[name] = spreads(final.reindex(cells.index), name)
     if not (learned := cells["has_learned"]).fillna(True).all():
         values["has_learned"] = learned.map({True: "yes", False: "no"}).fillna("-")
     if (cells["other_statuses"] != "").any():
@@ -81,13 +82,7 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
     return _table(study, "results", joined(caption), values)
 
 
-def _spreads(means: pd.DataFrame, name: str) -> list[str]:
-    """Return the means of a column as text, with their intervals or the values of two seeds."""
-    columns = means[[name, f"{name}_ci95", f"{name}_points"]]
-    return [spread(*row) for row in columns.itertuples(index=False)]
-
-
-_INTERVALS = "± is the half-width of the 95 % t-interval over seeds."
+_INTERVALS = f"± is the half-width of the {analysis.SEEDS_LEVEL} t-interval over seeds."
 _RATIO = "Ratio to the next smaller local batch, with all other settings equal."
 _ROUNDS = "Rounds, and the parts of the time that workers are idle or exchange data."
 _MEDIAN = (
@@ -120,15 +115,6 @@ _EQUAL_TIME = (
     "the number of examples until then. A round's mean loss counts for its midpoint in time; "
     "between midpoints the loss is interpolated."
 )
-
-
-def _ratios(cells: pd.DataFrame) -> pd.DataFrame:
-    return analysis.batch_ratios(cells).drop(columns="images_per_second_ratio")
-
-
-def _speedups(cells: pd.DataFrame) -> pd.DataFrame:
-    table = analysis.scaling(cells)
-    return table[table.index.get_level_values("num_workers") > table["base_workers"]]
 
 
 def _fits(study: Study) -> pd.DataFrame:
@@ -165,7 +151,7 @@ def _equal_time(study: Study) -> pd.DataFrame:
     table = analysis.equal_time_losses(study)
     if len(table) < 2:
         return table[:0]
-    texts = _spreads(table, "train_loss")
+    texts = spreads(table, "train_loss")
     table = table.drop(columns=["train_loss_ci95", "train_loss_points"])
     return table.assign(train_loss=texts, num_examples=table["num_examples"].round().astype(int))
 
@@ -184,17 +170,14 @@ def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
     if len(nodes.columns) > _MAX_NODES:
         nodes = nodes.agg(["min", "median", "max"], axis="columns")
         nodes.columns = pd.Index(["least idle node (s)", "median node (s)", "most idle node (s)"])
-    cells = nodes.map(lambda seconds: fixed(seconds, decimals))
-    totals = table[["idle_seconds", "idle_seconds_ci95", "idle_seconds_points"]].itertuples(
-        index=False
-    )
-    cells["idle_seconds"] = [fixed(total, decimals, *of_seeds) for total, *of_seeds in totals]
+    cells = nodes.map(lambda seconds: spread(seconds, decimals=decimals))
+    cells["idle_seconds"] = spreads(table, "idle_seconds", decimals)
     if table["change"].notna().any():
         changes = zip(100 * table["change"], 100 * table["change_ci95"], strict=True)
-        cells["change"] = [fixed(change, 1, half) for change, half in changes]
+        cells["change"] = [spread(*change, decimals=1) for change in changes]
     if table["rounds"].nunique() > 1:
         cells["idle_seconds_per_round"] = [
-            fixed(value, decimals + 1) for value in table["idle_seconds_per_round"]
+            spread(value, decimals=decimals + 1) for value in table["idle_seconds_per_round"]
         ]
     rate = "examples_per_second" if table["tokens_per_second"].isna().any() else "tokens_per_second"
     shown = cells.assign(**{rate: table[rate]}, n=table["n"])

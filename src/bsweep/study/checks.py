@@ -53,7 +53,7 @@ def check_point(config: RunConfig) -> list[str]:
             f"{info.num_train}, and workers synchronise at the end of each epoch: they never take "
             f"all local steps {list(config.local_steps)}"
         )
-    return [*warnings, *allocation.doubts(config)]
+    return [*warnings, *allocation.warnings(config)]
 
 
 def _try_own(config: RunConfig, info: data.DataInfo) -> None:
@@ -87,13 +87,13 @@ def check_all(configs: Iterable[RunConfig]) -> dict[Path, list[str]]:
     Raises:
         ConfigError: If any point cannot run here. It lists what was found of each such point.
     """
-    doubts: dict[Path, list[str]] = {}
+    warnings: dict[Path, list[str]] = {}
     problems: dict[str, None] = {}  # each once, in order
     for config in configs:
         try:
-            doubts[config.folder] = check_point(config)
+            warnings[config.folder] = check_point(config)
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
     if problems:
         raise ConfigError(*problems)
-    return doubts
+    return warnings

@@ -101,7 +101,7 @@ def idle_table(study: Study) -> pd.DataFrame:
     rows = [_change(cell, runs) for _, cell in groups]
     table = table.join(pd.DataFrame(rows, table.index, changes, dtype=float))
     columns = ["n", "rounds", *idle, *(f"{name}_ci95" for name in idle), *changes, *shares]
-    return _in_order(table[[*columns, "idle_seconds_points"]], groups["policy"].first())
+    return _in_order(table[[*columns, "idle_seconds_points"]], groups["allocation"].first())
 
 
 def node_columns(table: pd.DataFrame) -> list[str]:
@@ -173,7 +173,7 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
     ends = pd.concat([curve[[*others, "midpoint_seconds"]].iloc[-1:] for curve in curves])
     shortest = ends.groupby(others)["midpoint_seconds"].transform("min")
     table = pd.concat(map(_at, curves, shortest.to_numpy()[:, None]))
-    policies = table.groupby(keys)["policy"].first()
+    policies = table.groupby(keys)["allocation"].first()
     return _in_order(summarise(table, keys, amounts)[columns], policies)
 
 
@@ -192,7 +192,6 @@ def _by_run(study: Study) -> pd.DataFrame:
     lists = [name for name in ALLOCATION_LISTS if name in asked]
     filled = keyed(runs).assign(
         everything_else=keyed(alike).groupby(cell_keys(alike)).ngroup(),
-        policy=asked["allocation"],
         is_baseline=(asked["allocation"] == "uniform") & asked[lists].isna().all(axis="columns"),
     )
     times, rounds = round_times(study), _timed(study)
@@ -215,7 +214,7 @@ def _by_run(study: Study) -> pd.DataFrame:
     by_run["tokens_per_second"] = by_run["examples_per_second"] * settings[_LENGTH]
     of_nodes = rounds.groupby(["run_id", "worker"])["idle_seconds"].sum().unstack("worker")
     by_run = by_run.join(of_nodes.rename(columns=lambda worker: NODE.format(worker + 1)))
-    columns = ["run_id", "seed", "everything_else", "policy", "is_baseline", *cell_keys(runs)]
+    columns = ["run_id", "seed", "everything_else", "allocation", "is_baseline", *cell_keys(runs)]
     return filled.loc[filled["status"] == "completed", columns].merge(by_run, on="run_id")
 
 
@@ -253,8 +252,8 @@ def _loss_curves(study: Study) -> Iterator[list[pd.DataFrame]]:
     the rounds that have a training loss, with the settings of the cell.
     """
     keys, times = cell_keys(study.runs), round_times(study)
-    filled = keyed(study.runs).assign(policy=chosen(study.runs)["allocation"])
-    completed = filled.loc[filled["status"] == "completed", ["run_id", "seed", "policy", *keys]]
+    filled = keyed(study.runs)
+    completed = filled.loc[filled["status"] == "completed", ["run_id", "seed", "allocation", *keys]]
     curves = times[times["train_loss"].notna()].reset_index().merge(completed, on="run_id")
     for _, cell in curves.groupby(keys):
         yield [curve for _, curve in cell.groupby("run_id")]

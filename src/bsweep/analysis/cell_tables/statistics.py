@@ -15,6 +15,7 @@ from scipy.special import betainc, stdtr, stdtrit
 
 MIN_SEEDS_FOR_INTERVAL = 3  # an interval from two seeds is too wide to tell anything apart
 ALPHA = 0.05  # of intervals and of tests whose p-values are corrected for their number
+SEEDS_LEVEL = f"{100 * (1 - ALPHA):.0f} %"  # of intervals of means over seeds
 CHANCE_ALPHA = 0.001  # small, because a study tests each of its cells
 
 

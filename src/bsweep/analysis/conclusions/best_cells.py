@@ -13,7 +13,7 @@ from bsweep.analysis.cell_tables import means as tables
 from bsweep.analysis.cell_tables.idle import equal_time_losses
 from bsweep.analysis.cell_tables.keys import varying
 from bsweep.analysis.cell_tables.learning import ACCURACY_MARGIN, fastest_accurate
-from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL
+from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL, SEEDS_LEVEL
 from bsweep.analysis.conclusions.published_study import comparable, differences
 from bsweep.analysis.study import columns
 from bsweep.analysis.study.frames import Study, ends_in_rounds
@@ -268,7 +268,7 @@ def _both(row: pd.Series[Any], metric: str) -> str:
 
 
 def _seeds(n: int) -> str:
-    return {1: "one seed", 2: "two seeds"}.get(n) or f"mean of {n} seeds, 95 % interval"
+    return {1: "one seed", 2: "two seeds"}.get(n) or f"mean of {n} seeds, {SEEDS_LEVEL} interval"
 
 
 def _rivals(cells: pd.DataFrame, best: pd.Series[Any], metric: str = "train_seconds") -> str:

@@ -295,8 +295,8 @@ def next_run(
     is_known = has_known_steps(prediction)
     if not is_known:
         runs = prediction.seen.runs
-        at_once = runs.loc[runs["reached"].eq(True) & runs["is_bound"].eq(True), "global_batch"]
-        most, known = at_once.max(), exact_batches(runs)
+        most = runs.loc[runs["is_bound"].eq(True), "global_batch"].max()
+        known = exact_batches(runs)
         offers = still_open(offers, runs)
         offers = [
             offer for offer in offers if offer.cell[0] not in known and not offer.cell[0] <= most

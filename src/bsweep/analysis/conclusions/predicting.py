@@ -23,7 +23,7 @@ from bsweep.analysis.simulation import constants as constants_of
 from bsweep.analysis.study.folder import load
 from bsweep.analysis.study.frames import LargerClusters, Study
 from bsweep.analysis.study.targets import named_targets
-from bsweep.config.target import SETTINGS, Target, target_of
+from bsweep.config.target import Target, target_of
 from bsweep.config.values import counts
 from bsweep.core.words import counted, listed
 
@@ -194,17 +194,15 @@ def on_networks(
 
 def _target(study: Study, accuracy: float | None, loss: float | None) -> Target:
     """Return the target that is given, or else the one that the study's runs name."""
-    if accuracy is None and loss is None:
-        named = [*named_targets(study.runs)]
-        if len(named) != 1:
-            raise ValueError(
-                "give a target: --target-accuracy 0.9, or --target-loss, because the runs name "
-                "no target, or several."
-            )
-        accuracy, loss = (
-            named[0].value if named[0].metric == metric else None for metric in SETTINGS
+    if accuracy is not None or loss is not None:
+        return target_of(accuracy, loss)
+    named = [*named_targets(study.runs)]
+    if len(named) != 1:
+        raise ValueError(
+            "give a target: --target-accuracy 0.9, or --target-loss, because the runs name "
+            "no target, or several."
         )
-    return target_of(accuracy, loss)
+    return named[0]
 
 
 def _without_cell(workers: Sequence[int] | None, cells: Sequence[Key]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from bsweep.analysis.prediction.objectives import (
 from bsweep.analysis.prediction.seen_runs import CELL, Observed, rate_rule
 from bsweep.analysis.simulation.rows import LITTLE_GAIN
 from bsweep.analysis.study.numbers import interval_text, number, plain
+from bsweep.analysis.study.text_tables import as_texts, marks
 from bsweep.config.target import Target
 from bsweep.core.words import aligned, counted, first_of, joined
 
@@ -163,6 +164,11 @@ class Prediction:
         """The predicted time or cost of the recommended cell, with its interval, as text."""
         return self._amount(self.choice.place)
 
+    @property
+    def sure(self) -> str:
+        """Sentences that say how sure the recommendation is, and which cells come near."""
+        return joined([*self._sure(), *self._other_cells()])
+
     def sentence(self) -> str:
         """Return sentences that say which cell is recommended, how sure the recommendation is, and
         which cells may be better, or else which is the next best.
@@ -170,7 +176,7 @@ class Prediction:
         Returns:
             A text of several sentences.
         """
-        return joined([self._first(self._whole_amount), *self._sure(), *self._other_cells()])
+        return joined([self._first(self._whole_amount), self.sure])
 
     def brief(self) -> list[str]:
         """Return the answer that a terminal shows.
@@ -182,8 +188,7 @@ class Prediction:
         """
         count = len(self.warnings)
         warned = f"{counted(count, 'warning')}: --verbose shows {'it' if count == 1 else 'them'}."
-        sure = joined([*self._sure(), *self._other_cells()])
-        return [self._first(self.amount), sure, *self.network_lines(), *[warned] * bool(count)]
+        return [self._first(self.amount), self.sure, *self.network_lines(), *[warned] * bool(count)]
 
     def network_lines(self) -> list[str]:
         """Return a line for each simulated network: its best cell if there are several networks,
@@ -449,61 +454,34 @@ class Prediction:
 
     def _cells_table(self) -> pd.DataFrame:
         cells = self.cells
-        places = np.arange(len(cells))
-        table = pd.DataFrame({
-            "": np.where(places == self.choice.place, "*", ""),
-            "batch": cells["global_batch"].astype(str),
-            "workers": cells["num_workers"].astype(str),
-            "strategy": cells["way"],
-            "time (s)": cells["seconds"].map(number),
-            f"{LEVEL} interval": _intervals(cells, "seconds"),
-            "steps": cells["steps"].map("{:.0f}".format),
-            "step (s)": cells["step_seconds"].map(number),
-            "worker-seconds": cells["worker_seconds"].map(number),
-            "money": cells["money"].map(number),
-            "joules": cells["joules"].map(number),
-            "best with": cells["probability_best"].map("{:.2f}".format),
-            "measured (s)": cells["measured_seconds"].map(number),
-            "runs": list(map(_marks, cells.to_dict("records"))),
-        })  # fmt: skip
-        unknown = [name for name in ("money", "joules") if cells[name].isna().all()]
-        return table.drop(columns=[*unknown, *["strategy"] * (len(self.seen.ways) < 2)])
-
-    def _curves_table(self) -> pd.DataFrame:
-        curves = self.curves
-        table = pd.DataFrame({
-            "network": curves["network"],
-            "workers": curves["num_workers"].astype(str),
-            "batch": curves["global_batch"].astype(str),
-            "time (s)": curves["seconds"].map(number),
-            f"{LEVEL} interval": _intervals(curves, "seconds"),
-            "worker-hours": curves["worker_hours"].map(number),
-            "money": curves["money"].map(number),
-            "": [
-                joined((text for name, text in _CURVE_MARKS.items() if row[name]), "; ")
-                for row in curves.to_dict("records")
-            ],
-        })  # fmt: skip
-        return table.drop(columns=["money"] * bool(curves["money"].isna().all()))
+        is_left_out = ~cells["is_allowed"] & (cells["problem"] == "")
+        runs = zip(runs_in_words(cells), is_left_out, strict=True)
+        cells = cells.assign(
+            mark=np.where(np.arange(len(cells)) == self.choice.place, "*", ""),
+            runs=[joined((text, "left out" * is_out), "; ") for text, is_out in runs],
+        )
+        table = as_texts(cells, _CELL_HEADINGS)
+        return table.drop(columns=["strategy"] * (len(self.seen.ways) < 2))
 
     def _tables(self) -> list[pd.DataFrame]:
-        fits = pd.DataFrame({
-            "fit": self.fits.index,
-            "median": self.fits["median"].map(number).array,
-            f"{LEVEL} interval": list(map(interval_text, self.fits["low"], self.fits["high"])),
-        })  # fmt: skip
-        rows = []
-        for estimate in self.critical_batches:
-            interval = "" if np.isnan(estimate.low) else interval_text(estimate.low, estimate.high)
-            rows.append((estimate.source, number(estimate.value), interval, estimate.verdict))
-            if not np.isnan(estimate.ratio_of_sums):
-                name, value = f"{estimate.source}, ratio of sums", number(estimate.ratio_of_sums)
-                rows.append((name, value, "", "for comparison: large gradients dominate it"))
-        critical = pd.DataFrame(
-            rows, columns=["critical batch by", "examples", f"{LEVEL} interval", "verdict"]
+        interval, ends = {"interval": f"{LEVEL} interval"}, ("low", "high")
+        fits = as_texts(
+            self.fits.reset_index(), {"parameter": "fit", "median": "median"} | interval, ends
         )
-        curves = [self._curves_table()] if self.network else []
-        return [*curves, self._cells_table(), fits, critical]
+        rows: list[dict[str, Any]] = []
+        for estimate in self.critical_batches:
+            rows.append(asdict(estimate))
+            if not np.isnan(estimate.ratio_of_sums):
+                source = f"{estimate.source}, ratio of sums"
+                verdict = "for comparison: large gradients dominate it"
+                rows.append({"source": source, "value": estimate.ratio_of_sums, "verdict": verdict})
+        headings = {"source": "critical batch by", "value": "examples", **interval}
+        critical = as_texts(pd.DataFrame(rows), headings | {"verdict": "verdict"}, ends)
+        tables = [self._cells_table(), fits, critical]
+        if self.network:
+            curves = self.curves.assign(marks=marks(self.curves, _CURVE_MARKS))
+            tables.insert(0, as_texts(curves, _CURVE_HEADINGS))
+        return tables
 
 
 _BEGINNINGS = {
@@ -511,22 +489,32 @@ _BEGINNINGS = {
     "is_wall": "the best batch is larger than the critical batch size ({critical}), so more "
     "workers save few steps",
 }
+_CELL_HEADINGS = {
+    "mark": "", "global_batch": "batch", "num_workers": "workers", "way": "strategy",
+    "seconds": "time (s)", "interval": f"{LEVEL} interval", "steps": "steps",
+    "step_seconds": "step (s)", "worker_seconds": "worker-seconds", "money": "money",
+    "joules": "joules", "probability_best": "best with", "measured_seconds": "measured (s)",
+    "runs": "runs",
+}  # fmt: skip
+_CURVE_HEADINGS = {
+    "network": "network", "num_workers": "workers", "global_batch": "batch", "seconds": "time (s)",
+    "interval": f"{LEVEL} interval", "worker_hours": "worker-hours", "money": "money", "marks": "",
+}  # fmt: skip
 _CURVE_MARKS = {
     "is_simulated": "simulated", "is_knee": "knee", "is_above_critical": "above the critical batch"
 }  # fmt: skip
 
 
-def _marks(cell: Mapping[Hashable, Any]) -> str:
-    """Return what the table of cells says of one: its runs, and what its time rests on."""
-    is_left_out = not cell["is_allowed"] and not cell["problem"]
-    marks = (
-        f"{cell['num_reached']} of {cell['num_runs']} reached" * bool(cell["num_runs"]),
-        "simulated" * bool(cell["is_simulated"]),
-        "extrapolated" * bool(cell["is_extrapolated"]),
-        cell["problem"],
-        "left out" * is_left_out,
-    )
-    return joined(marks, "; ")
+def runs_in_words(cells: pd.DataFrame, without_runs: str = "") -> list[str]:
+    """Return for each cell how many of its runs reached the target, what its time rests on beside
+    them, and why it cannot be trained.
+    """
+    bases = marks(cells, {"is_simulated": "simulated", "is_extrapolated": "extrapolated"})
+    facts = zip(cells["num_reached"], cells["num_runs"], bases, cells["problem"], strict=True)
+    return [
+        joined((f"{reached} of {runs} reached" if runs else without_runs, basis, problem), "; ")
+        for reached, runs, basis, problem in facts
+    ]
 
 
 def cell_name(cell: Key, local_batch: float | None = None) -> str:
@@ -548,10 +536,6 @@ def row_name(row: pd.Series[Any]) -> str:
 def _marked(cell: pd.Series[Any]) -> str:
     """Return the name of a cell, which says so if its steps are simulated."""
     return row_name(cell) + ", simulated" * bool(cell["is_simulated"])
-
-
-def _intervals(table: pd.DataFrame, name: str) -> list[str]:
-    return list(map(interval_text, table[f"{name}_low"], table[f"{name}_high"]))
 
 
 def _wrapped(lines: Iterable[str]) -> str:

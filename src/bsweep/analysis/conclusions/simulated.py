@@ -150,13 +150,14 @@ def _problem(config: RunConfig, network: str) -> str:
     empty if they can.
     """
     words, codec = links_and_codec(network)
+    if codec:
+        config = replace(config, compression=card_like("compression", codec))
     links = Network(FREE) if words == "measured" else parse_network(words)
     constants = Constants(np.ones(NUM_DRAWS), np.ones(NUM_DRAWS), 4e6, 1, "a trial")
     problem = ""
     for workers in DOUBLINGS[:0:-1]:
         try:
             choice = choice_of_point(config)
-            choice = choice.with_codec(codec) if codec else choice
             problem = choice.problem(workers, config.examples_per_pass, constants)
             if not problem:
                 outcome(choice.strategy, Case(constants, links, choice, workers, 1.0, NUM_DRAWS))
@@ -185,9 +186,9 @@ def _choice(runs: pd.DataFrame, codec: str) -> Choice:
     """Return the strategy of the runs of one way of sharing the model, for a simulation, with
     another codec if one is given.
     """
-    choice = choice_of(str(runs["strategy"].iloc[0]), runs)
     codec = codec or str(runs["compression"].iloc[0])
-    return choice if codec in ("none", "", "nan") else choice.with_codec(codec, runs)
+    codec = "none" if codec in ("", "nan") else codec
+    return choice_of(f"{runs['strategy'].iloc[0]}:compression={codec}", runs)
 
 
 def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:
@@ -207,5 +208,5 @@ def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:
     )
     rng = np.random.default_rng([step_time.seed, 5, cell.num_workers, round(cell.local_batch)])
     places = rng.uniform(0, len(stretch) - 1, len(alone))
-    doubt = case.doubt * rng.standard_normal(len(alone))
-    return np.asarray(alone + np.log(np.interp(places, np.arange(len(stretch)), stretch)) + doubt)
+    error = case.log_error * rng.standard_normal(len(alone))
+    return np.asarray(alone + np.log(np.interp(places, np.arange(len(stretch)), stretch)) + error)

@@ -73,9 +73,15 @@ def capabilities_of(runs: pd.DataFrame) -> list[Capabilities]:
     texts, known = strategy_texts(runs), {}
     for text, group in runs.groupby(texts):
         card = card_of(group.iloc[0])
-        kind = cards_by_name("strategy").get(str(group["strategy"].iloc[0]))
-        known[text] = card.can if card else getattr(kind, "kind_can", Capabilities())
+        known[text] = card.can if card else capabilities_of_kind(group["strategy"].iloc[0])
     return [known[text] for text in texts]
+
+
+def capabilities_of_kind(strategy: object) -> Capabilities:
+    """Return what a strategy can do with any settings; nothing if it is unknown."""
+    kind: Any = cards_by_name("strategy").get(str(strategy))
+    can: Capabilities = getattr(kind, "kind_can", Capabilities())
+    return can
 
 
 def strategy_texts(runs: pd.DataFrame) -> pd.Series[str]:

@@ -56,10 +56,7 @@ def batch_on_workers(batch: int, workers: int) -> str:
 
 def keys_of(cells: pd.DataFrame) -> list[Key]:
     """Return the cells of a table that has the columns `CELL` and `way`."""
-    rows = cells[[*CELL, "way"]].itertuples(index=False, name=None)
-    return [
-        (int(batch), int(workers), int(passes), str(way)) for batch, workers, passes, way in rows
-    ]
+    return list(cells[[*CELL, "way"]].itertuples(index=False, name=None))
 
 
 def grid(

@@ -56,7 +56,7 @@ def bounded(runs: pd.DataFrame, target: Target) -> str:
     """Return sentences on the runs that reached the target at their first evaluation, and how to
     learn more of such runs; empty if there are none.
     """
-    at_once = runs[runs["reached"].eq(True) & runs["is_bound"].eq(True)]
+    at_once = runs[runs["is_bound"].eq(True)]
     if at_once.empty:
         return ""
     return (

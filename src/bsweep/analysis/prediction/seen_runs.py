@@ -103,8 +103,6 @@ class Observed:
         workers keep to one node, and there are some; otherwise None.
         """
         several = self.runs[self.runs["num_workers"] > 1]
-        if "placement" not in several:
-            return None
         is_within = several["placement"].fillna(_ONE_NODE) == _ONE_NODE
         within, across = (several.loc[chosen, "num_workers"] for chosen in (is_within, ~is_within))
         is_known = len(within) and len(across) and within.max() < across.min()

@@ -8,8 +8,8 @@ compares the seconds of their steps.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from bsweep.analysis.prediction.cards import (
     OWN_CODE,
     PREFIX,
     capabilities_of,
+    capabilities_of_kind,
     card_of,
     strategy_texts,
 )
@@ -27,11 +28,12 @@ from bsweep.analysis.prediction.step_time import Cell, Form
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.numbers import setting_text
 from bsweep.config.groups import StrategyConfig
-from bsweep.config.run import cards_by_name
 
 # The first parts of the columns in which runs of different ways must be equal.
 _OTHERS = ("compression", "allocation", "batching", "slowdown")
 PARAMETER_BYTES = 4
+STEP = ["global_batch", "num_workers", "accumulation_steps", "num_parameters", "sent_bytes"]
+"""The columns of a timed step: its cell, the model's parameters, the bytes that a worker sent."""
 
 
 @dataclass(frozen=True)
@@ -106,22 +108,28 @@ def ways_of(
         sent_bytes=runs["run_id"].map(run_steps(study)["sent_bytes"]),
         bubble=runs["run_id"].map(bubble.groupby(study.epochs["run_id"]).median()),
     )
-    ways = {}
-    for name, group in runs.groupby(shown, sort=False):
-        ways[str(name)] = Way(str(name))
-        if card := split_card(group.iloc[0]):
-            measured = group.groupby("num_workers")["bubble"].median().dropna()
-            ways[str(name)] = replace(
-                _split_way(str(name), card, group),
-                bubbles={int(str(workers)): float(share) for workers, share in measured.items()},
-                precision=str(group.iloc[0].get("precision")),
-            )
+    groups = runs.groupby(shown, sort=False)
+    ways = {
+        str(name): way_of(str(name), split_card(group.iloc[0]), group) for name, group in groups
+    }
     return shown, ways
 
 
-def _split_way(name: str, card: StrategyConfig, steps: pd.DataFrame) -> Way:
-    """Return a way that splits the model, from steps with the columns of `TimedStep`."""
-    steps = steps.reindex(columns=TimedStep._fields)
+def way_of(name: str, card: StrategyConfig | None, steps: pd.DataFrame) -> Way:
+    """Return a way in which workers share a model, by its runs or by a few timed steps.
+
+    Args:
+        name: Its name.
+        card: The card of a strategy that splits the model, or None.
+        steps: A row for each run or timed step, with the columns `STEP` and, if they are known,
+            `bubble` and `precision`.
+    """
+    if card is None:
+        return Way(name)
+    if steps.empty:  # then what workers send has units of its own
+        return Way(name, card, 1.0, 1.0)
+    precision = str(steps.iloc[0].get("precision", Way.precision))
+    steps = steps.reindex(columns=[*STEP, "bubble"])
     parameters = pd.to_numeric(steps["num_parameters"]).max()
     whole = 0.0 if pd.isna(parameters) else float(parameters) * PARAMETER_BYTES
     passes, example_bytes = passes_of(steps), []
@@ -132,7 +140,9 @@ def _split_way(name: str, card: StrategyConfig, steps: pd.DataFrame) -> Way:
         if example_share and sent > 0:
             example_bytes.append((sent - parameter_share * whole) / example_share / in_group)
     typical = max(0.0, float(np.median(example_bytes))) if example_bytes else 0.0
-    return Way(name, card, whole, typical)
+    measured = steps.groupby("num_workers")["bubble"].median().dropna()
+    bubbles = {int(str(workers)): float(share) for workers, share in measured.items()}
+    return Way(name, card, whole, typical, bubbles, precision=precision)
 
 
 def passes_of(runs: pd.DataFrame) -> pd.Series[float]:
@@ -146,7 +156,7 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
     """
     names = runs["strategy"].astype(str)
     for strategy, group in runs.groupby("strategy"):
-        if not _splits(str(strategy)):
+        if not capabilities_of_kind(strategy).splits_model:
             continue
         for column in [str(column) for column in runs if str(column).startswith(PREFIX)]:
             texts = group[column].map(setting_text)
@@ -167,37 +177,8 @@ def names_of_points(strategies: Sequence[StrategyConfig]) -> list[str]:
     return list(_names(table.rename(columns={f"{PREFIX}name": "strategy"})))
 
 
-def timed_way(name: str, strategy: StrategyConfig, steps: Sequence[TimedStep]) -> Way:
-    """Return a way of which no run has told yet, but a few timed steps may have.
-
-    Args:
-        name: Its name.
-        strategy: Its strategy, with its settings.
-        steps: Steps of its workers.
-    """
-    if not strategy.can.splits_model:
-        return Way(name)
-    if not steps:  # then what workers send has units of its own
-        return Way(name, strategy, 1.0, 1.0)
-    return _split_way(name, strategy, pd.DataFrame(steps))
-
-
-class TimedStep(NamedTuple):
-    """A cell whose steps were timed, with the parameters of the model and the bytes that a worker
-    sent in a step.
-    """
-
-    global_batch: int
-    num_workers: int
-    accumulation_steps: int
-    num_parameters: int
-    sent_bytes: float
-
-
 def value_text(value: Any) -> str:
     """Return a setting as the table of runs shows it: lists as texts, and of a path its name."""
-    if isinstance(value, list | tuple):
-        return ", ".join(map(setting_text, value))
     if value is None or value != value:  # NaN
         return ""
     return setting_text(value).rpartition("/")[2]
@@ -215,16 +196,10 @@ def differ_in_ways_alone(runs: pd.DataFrame) -> bool:
         return False
     if not all(can.lockstep and can.takes_mean for can in capabilities_of(runs)):
         return False
-    strategies = {str(name): group.index for name, group in runs.groupby("strategy")}
-    if len(strategies) == 1 and not any(map(_splits, strategies)):
-        return False
-    texts = strategy_texts(runs)
-    return all(_splits(name) or texts[places].nunique() == 1 for name, places in strategies.items())
-
-
-def _splits(strategy: str) -> bool:
-    kind = cards_by_name("strategy").get(strategy)
-    return kind is not None and issubclass(kind, StrategyConfig) and kind.kind_can.splits_model
+    groups = strategy_texts(runs).groupby(runs["strategy"])
+    return all(
+        capabilities_of_kind(name).splits_model or texts.nunique() == 1 for name, texts in groups
+    )
 
 
 def split_card(settings: Mapping[Any, Any] | pd.Series[Any]) -> StrategyConfig | None:

@@ -42,7 +42,7 @@ class Case:
         return np.asarray(np.arange(self.num_steps) * NUM_DRAWS // self.num_steps, np.int64)
 
     @property
-    def doubt(self) -> float:
+    def log_error(self) -> float:
         """The standard deviation of the logarithm of a step's seconds that comes from what was not
         measured: this way to exchange, or any on so many workers.
         """
@@ -225,10 +225,7 @@ def _measured(choice: Choice, constants: Constants) -> tuple[bool, float]:
     """Return True if several workers were measured that exchange in this way, and the most workers
     of such runs, or else of any.
     """
-    steps = constants.measured
-    if steps.empty:
-        return False, 1.0
-    timed = steps[steps["step_seconds"].notna()]
+    timed = constants.measured.dropna(subset="step_seconds")
     alike = choice.runs_of(timed)
     is_known = bool((alike["num_workers"] > 1).any())
     workers = (alike if is_known else timed)["num_workers"]

@@ -106,11 +106,6 @@ class Choice:
                     return divided
         return self
 
-    def with_codec(self, name: str, runs: pd.DataFrame | None = None) -> Choice:
-        """Return this choice with another codec, whose settings are those of runs with it."""
-        codec = card_like("compression", name, runs)
-        return replace(self, config=replace(self.config, compression=codec))
-
     def held_bytes(self, num_workers: int, constants: Constants) -> float:
         """Return the bytes of the parameters, the gradients, the optimizer's state and the
         strategy's copies of a worker.

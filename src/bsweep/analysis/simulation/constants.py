@@ -21,7 +21,7 @@ from bsweep.analysis.prediction.cards import capabilities_of
 from bsweep.analysis.prediction.comparable_runs import selected
 from bsweep.analysis.prediction.probed_steps import probe_timings, read_probe
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
-from bsweep.analysis.prediction.ways import PARAMETER_BYTES, ways_of
+from bsweep.analysis.prediction.ways import PARAMETER_BYTES, passes_of, ways_of
 from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
@@ -49,6 +49,10 @@ measured: the standard deviation of the logarithm of its seconds, which grows wi
 of the doublings. `beyond` in `simulate_truth.py` finds it in `results/measured/clusters`.
 """
 _SAME = ("model", "data", "hardware", "device", "precision")
+# The columns of runs by which simulated steps are compared with measured ones.
+_MEASURED = [
+    "strategy", "compression", "num_workers", "local_batch", "global_batch", "step_seconds",
+]  # fmt: skip
 _RINGS = ("horovod", "allreduce", "ddp")  # they exchange as a ring, if nothing else was recorded
 NORMAL = np.round(ndtri((np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS), 2)
 """The middles of as many equally likely parts of a normal distribution, so that few draws have its
@@ -90,7 +94,7 @@ class Constants:
     pieces: tuple[str, ...] = ()  # of the model, which pipelines cut between them; empty: unknown
     is_gpu: bool = False
     precision: str = "fp32"  # in which the workers compute
-    measured: pd.DataFrame = field(default_factory=pd.DataFrame)
+    measured: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=_MEASURED))
 
 
 def of_study(
@@ -240,7 +244,7 @@ def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     step_seconds, codec_seconds = table["total_seconds_of_step"], table["codec_seconds_of_step"]
     without_exchange = step_seconds - codec_seconds.fillna(0)
     return table.assign(
-        passes=pd.to_numeric(table["accumulation_steps"], errors="coerce").fillna(1),
+        passes=passes_of(table),
         step_seconds=step_seconds,
         compute_seconds=table["compute_seconds_of_step"]
         .mask(is_alone, without_exchange)

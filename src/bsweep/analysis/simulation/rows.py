@@ -18,7 +18,8 @@ from bsweep.analysis.simulation.choices import Choice
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
 from bsweep.analysis.simulation.network import Array
 from bsweep.analysis.simulation.strategies import outcome
-from bsweep.analysis.study.numbers import interval_text, number, plain
+from bsweep.analysis.study.numbers import plain
+from bsweep.analysis.study.text_tables import as_texts
 from bsweep.core.words import counted
 
 SIMULATED, MEASURED = "simulated", "measured"
@@ -68,26 +69,18 @@ class Simulation:
         return {"cells": plain(self.cells.to_dict("records")), "notes": list(self.notes)}
 
     def _shown(self) -> pd.DataFrame:
-        cells = self.cells
-        ends = zip(cells["step_seconds_low"], cells["step_seconds_high"], strict=True)
-        intervals = ["" if low != low else interval_text(low, high) for low, high in ends]
-        table = pd.DataFrame({
-            "network": cells["network"],
-            "workers": cells["num_workers"],
-            "strategy": cells["strategy"],
-            "batch": cells["global_batch"],
-            "step (s)": cells["step_seconds"].map(number),
-            f"{LEVEL} interval": intervals,
-            "exchange": cells["exchange_share"].map(_percent),
-            "waiting": cells["waiting_share"].map(_percent),
-            "speed-up": cells["speed_up"].map(number),
-            "efficiency": cells["efficiency"].map(_percent),
-            "money": cells["money"].map(number),
-            "": cells["kind"],
-        })  # fmt: skip
-        left_out = ["money"] * bool(cells["money"].isna().all())
-        left_out += ["network"] * (cells["network"].nunique() == 1)
-        return table.drop(columns=left_out)
+        shares = ["exchange_share", "waiting_share", "efficiency"]
+        cells = self.cells.assign(**{name: self.cells[name].map(_percent) for name in shares})
+        table = as_texts(cells, _HEADINGS, ("step_seconds_low", "step_seconds_high"))
+        return table.drop(columns=["network"] * (cells["network"].nunique() == 1))
+
+
+_HEADINGS = {
+    "network": "network", "num_workers": "workers", "strategy": "strategy",
+    "global_batch": "batch", "step_seconds": "step (s)", "interval": f"{LEVEL} interval",
+    "exchange_share": "exchange", "waiting_share": "waiting", "speed_up": "speed-up",
+    "efficiency": "efficiency", "money": "money", "kind": "",
+}  # fmt: skip
 
 
 def _percent(value: float) -> str:
@@ -103,7 +96,7 @@ def row_of(case: Case) -> dict[str, Any]:
     """
     steps = outcome(case.choice.strategy, case)
     means = _draw_means(np.array_split(steps.step_seconds / steps.steps_each, NUM_DRAWS))
-    low, high = _widened(means, case.doubt)
+    low, high = _widened(means, case.log_error)
     whole, slowest = float(steps.step_seconds.sum()), steps.slowest_seconds
     local_batch = float(case.batches.mean())
     groups = case.choice.strategy.data_parallel_size(case.num_workers)
@@ -151,9 +144,8 @@ def _measured_rows(
     and local batch that were simulated, too.
     """
     keys = {(row["strategy"], row["num_workers"], row["local_batch"]) for row in simulated}
-    steps = constants.measured
-    for choice in () if steps.empty else choices:
-        timed = choice.runs_of(steps[steps["step_seconds"].notna()])
+    for choice in choices:
+        timed = choice.runs_of(constants.measured.dropna(subset="step_seconds"))
         for (workers, batch), runs in timed.groupby(["num_workers", "local_batch"]):
             if (choice.name, workers, batch) in keys:
                 seconds = runs["step_seconds"].astype(float)
@@ -183,12 +175,9 @@ def _lone_rates(one_worker: Case, local_batch: float) -> dict[str, float]:
     constants = replace(one_worker.constants, speeds=(1.0,))
     row = row_of(replace(one_worker, constants=constants, local_batch=local_batch))
     simulated, steps = float(row["examples_per_second"]), constants.measured
-    measured = [simulated]
-    if not steps.empty:
-        is_alike = (steps["num_workers"] == 1) & (steps["local_batch"] == local_batch)
-        alike = steps[is_alike & steps["step_seconds"].notna()]
-        measured = [*alike["global_batch"] / alike["step_seconds"]] or measured
-    return {SIMULATED: simulated, MEASURED: float(np.median(measured))}
+    alike = steps[(steps["num_workers"] == 1) & (steps["local_batch"] == local_batch)]
+    measured = (alike["global_batch"] / alike["step_seconds"]).dropna()
+    return {SIMULATED: simulated, MEASURED: float(np.median([*measured] or [simulated]))}
 
 
 def compared(

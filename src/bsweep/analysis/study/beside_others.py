@@ -24,9 +24,8 @@ def timed_beside(provenance: pd.DataFrame) -> list[str]:
     """Return the ids of the runs that shared their machine with other runs, as their `meta.json`
     says.
     """
-    if "beside_others" not in provenance:
-        return []
-    return list(provenance.loc[provenance["beside_others"].astype(str) == "True", "run_id"])
+    is_beside = provenance.get("beside_others", pd.Series(False, provenance.index)).astype(str)
+    return list(provenance.loc[is_beside == "True", "run_id"])
 
 
 def without_times(study: Study) -> Study:

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-_ROUNDING = (
-    1e-9  # relative; an interval this small comes from rounding errors, not from measured values
-)
+# Relative; an interval this small comes from rounding errors, not from measured values.
+_ROUNDING = 1e-9
 
 
 def number(value: float) -> str:
@@ -27,39 +26,32 @@ def number(value: float) -> str:
     return f"{value:.{_decimals(value)}f}"
 
 
-def spread(mean: float, half_width: float = math.nan, points: Sequence[float] = ()) -> str:
+def spread(
+    mean: float,
+    half_width: float = math.nan,
+    points: Sequence[float] = (),
+    decimals: int | None = None,
+) -> str:
     """Return a mean as text, such as `12.31 ± 0.24` with half the width of its interval; `-` for a
     mean that was not measured.
 
     Without an interval, the text is the mean alone, or the values of two seeds if exactly two
-    `points` are given.
+    `points` are given. Without `decimals`, the interval decides how many there are.
     """
+
+    def text(value: float) -> str:
+        return number(value) if decimals is None else f"{value:.{decimals}f}"
+
     if math.isnan(mean):
         return "-"
     if math.isnan(half_width):
-        return ", ".join(map(number, points)) if len(points) == 2 else number(mean)
-    if half_width <= _ROUNDING * abs(mean):
-        return f"{number(mean)} ± 0"
-    first = -math.floor(math.log10(half_width))  # the place of its first digit
-    decimals = max(0, first, min(first + 1, _decimals(mean)))
+        return ", ".join(map(text, points)) if len(points) == 2 else text(mean)
+    if decimals is None:
+        if half_width <= _ROUNDING * abs(mean):
+            return f"{number(mean)} ± 0"
+        first = -math.floor(math.log10(half_width))  # the place of its first digit
+        decimals = max(0, first, min(first + 1, _decimals(mean)))
     return f"{mean:.{decimals}f} ± {half_width:.{decimals}f}"
-
-
-def fixed(
-    value: float, decimals: int, half_width: float = math.nan, points: Sequence[float] = ()
-) -> str:
-    """Return a mean as text with a fixed number of decimals, with half the width of its interval if
-    there is one; `-` for a mean that was not measured.
-
-    If exactly two `points` are given, the text has them in place of their mean.
-    """
-    if math.isnan(value):
-        return "-"
-    if len(points) == 2:
-        return ", ".join(f"{point:.{decimals}f}" for point in points)
-    return f"{value:.{decimals}f}" + (
-        "" if math.isnan(half_width) else f" ± {half_width:.{decimals}f}"
-    )
 
 
 def _decimals(value: float) -> int:
@@ -69,12 +61,15 @@ def _decimals(value: float) -> int:
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return the ends of an interval as text, such as `12.31 to 12.79`."""
-    return f"{number(low)} to {number(high)}"
+    """Return the ends of an interval as text, such as `12.31 to 12.79`; empty if
+    it is not known.
+    """
+    return "" if math.isnan(low) else f"{number(low)} to {number(high)}"
 
 
 def setting_text(value: object) -> str:
-    """Return a setting's value as text, a float with at most six significant digits.
+    """Return a setting's value as text, a float with at most six significant digits, a list with
+    commas.
 
     Args:
         value: The value of any setting.
@@ -82,6 +77,8 @@ def setting_text(value: object) -> str:
     Returns:
         The text, such as `0.1` or `ddp`.
     """
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -313,6 +313,6 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     text.
     """
     return {
-        key: ", ".join(map(setting_text, value)) if isinstance(value, list | tuple) else value
+        key: setting_text(value) if isinstance(value, list | tuple) else value
         for key, value in flatten(tree).items()
     }

@@ -85,10 +85,9 @@ def best_scores(study: Study, metric: str) -> pd.Series[float]:
     Returns:
         The scores, by `run_id`.
     """
-    sign = 1 if metric == "test_accuracy" else -1
-    evaluated = study.evaluations.dropna(subset=metric)
+    target, evaluated = Target(metric, 0.0), study.evaluations.dropna(subset=metric)
     best = {
-        run_id: sign * best_of(smoothed((sign * curve).tolist()))
+        run_id: target.best_median(curve.tolist())
         for run_id, curve in evaluated.groupby("run_id", sort=False)[metric]
     }
     return pd.Series(best, dtype=float)
