@@ -55,7 +55,7 @@ class Sweep:
     ) -> None:
         self._arguments, self._is_new, self._repeats = arguments, wanted is None, repeats
         self._command = f"bsweep run {shlex.join(arguments)}"
-        self._doubts = checks.check_all(configs)
+        self._warnings = checks.check_all(configs)
         # By their folders: a point that is given twice is run once.
         self._points = {
             config.folder: config for config in configs if wanted is None or config.run_id in wanted
@@ -153,8 +153,8 @@ class Sweep:
         full, else `failed`.
         """
         try:
-            doubts = self._doubts[config.folder]
-            return run_point(config, self._command, doubts, self._progress, self._pool, on_poll)
+            warnings = self._warnings[config.folder]
+            return run_point(config, self._command, warnings, self._progress, self._pool, on_poll)
         except Exception as error:  # must not end the other points
             # A full disk of the run's own files: errors of its workers are on record.
             if isinstance(error, OSError) and is_full(error):
