@@ -80,6 +80,7 @@ class Recorder:
         self._waiting: list[Record] = []  # until the start is on record
         start_seconds = None if launched_at is None else 0.0
         self._facts: dict[str, Any] = {"device": "cpu", "start_seconds": start_seconds}
+        self._facts["num_train"] = getattr(config.data, "num_train", None)
         self._software: dict[str, str] = {}
         self._accumulation_steps = 1
         self._reads_lr = "{lr}" in self._program.command
@@ -315,15 +316,8 @@ class Recorder:
                 "counts passes"
             )
             self._warn(message, once="passes")
-        record = epoch_record(
-            self._config,
-            epoch.number,
-            train_seconds=epoch.train_seconds,
-            step_seconds=epoch.step_seconds,
-            examples=examples,
-            values=epoch.values,
-            learning_rate=self._rate(),
-        )
+        values = {**epoch.values, "train_seconds": epoch.train_seconds, "lr": self._rate()}
+        record = epoch_record(self._config, epoch.number, epoch.step_seconds, examples, values)
         self._write(record)
         self._start()
         self._epochs.append(asdict(record))
@@ -431,8 +425,8 @@ class Recorder:
 
     @property
     def _num_train(self) -> int | None:
-        num_train: int | None = self._facts.get("num_train")
-        return getattr(self._config.data, "num_train", None) if num_train is None else num_train
+        num_train: int | None = self._facts["num_train"]
+        return num_train
 
     def _rate(self) -> float | None:
         return learning_rate(self._config) if self._reads_lr else None
