@@ -32,10 +32,6 @@ _COUNTS = ("local_batch", "global_batch", "num_workers", "epochs", "num_train", 
 KEYS = ("run", "seed", "num_classes", "run_seconds", "status", *_COUNTS, *_CURVE)
 """The names that a column of a source can get, besides `options.NAME`."""
 
-BASE = ("program=own", "program.command=python", "local_batch=1", "launch=torchrun")
-"""The words of the point from which an imported run has the settings that its source does not tell.
-"""
-
 _STATUSES: dict[str, Status] = {status: status for status in get_args(Status)}
 _STATUSES |= {"finished": "completed", "crashed": "failed", "killed": "interrupted"}
 
@@ -44,11 +40,7 @@ _LONGEST_GAP = 10  # of the median, between two records of one attempt
 
 
 def make_study(
-    source: str,
-    study_dir: Path,
-    names: Mapping[str, str],
-    constants: Mapping[str, str],
-    base: RunConfig,
+    source: str, study_dir: Path, names: Mapping[str, str], constants: Mapping[str, str]
 ) -> Iterator[str]:
     """Write the runs of a table to a study; yield a line about each run.
 
@@ -61,7 +53,6 @@ def make_study(
         names: The names that the source gives to values, by their names in `KEYS` or
             `options.NAME`.
         constants: Values of all runs that the source does not have, by the same names.
-        base: The point of the words `BASE`.
 
     Raises:
         ValueError: If a value is missing or impossible. The message lists the problems.
@@ -78,15 +69,13 @@ def make_study(
             near = did_you_mean(column, columns)
             raise ValueError(f"{source}: no run has {column}.{near} It has {', '.join(columns)}.")
     names = {**{key: key for key in KEYS}, **names}
-    tree = asdict(base) | {"study": study_dir.name, "results_dir": str(study_dir.parent)}
-    tree["program"] |= {"command": "imported", "folder": None, "files": None}
     configs: dict[_Run, RunConfig | None] = {}
     problems: dict[str, None] = {}
     for name, group in _rows_by_run(rows, names).items():
         try:
             run = _Run(name, group, names, constants)
             run_ids = {config.run_id for config in configs.values() if config}
-            configs[run] = run.config(tree, run_ids) if run.has_ended else None
+            configs[run] = run.config(study_dir, run_ids) if run.has_ended else None
         except ValueError as error:
             problems |= dict.fromkeys(str(error).splitlines())
     if problems:
@@ -268,11 +257,11 @@ class _Run:
             )
         return [first, *(median if value in pauses else value for value in seconds)]
 
-    def config(self, tree: Mapping[str, Any], run_ids: Collection[str]) -> RunConfig:
+    def config(self, study_dir: Path, run_ids: Collection[str]) -> RunConfig:
         """Return the configuration of the run, with a seed that no earlier run has.
 
         Args:
-            tree: The settings that the source does not tell.
+            study_dir: The study's folder.
             run_ids: The run ids of the earlier runs.
 
         Raises:
@@ -292,14 +281,19 @@ class _Run:
         }
         facts = {key: settings.get(key) for key in ("num_train", "num_test", "num_classes")}
         tree = {
-            **tree,
+            **asdict(RunConfig()),
+            "study": study_dir.name,
+            "results_dir": str(study_dir.parent),
             "local_batch": local_batch,
             "num_workers": workers,
             "epochs": max(settings.get("epochs", 1), len(self.epochs)),
             "seed": settings.get("seed", 0),
-            "data": {**tree["data"], **facts},
-            "optimizer": {**tree["optimizer"], "lr": settings.get("lr")},
-            "program": {**tree["program"], "options": options},
+            "model": {"name": "program"},
+            "strategy": {"name": "program"},
+            "data": {"name": "program", **facts},
+            "optimizer": {"name": "program", "lr": settings.get("lr")},
+            "launch": {"name": "torchrun"},
+            "program": {"name": "own", "command": "imported", "options": options},
         }
         try:
             config = parsing.parse(tree)
