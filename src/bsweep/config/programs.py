@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import Self
 
 from bsweep.config.card import Card, Point, Schema
-from bsweep.config.optimizers import scaled_rate
+from bsweep.config.optimizers import base_learning_rate
 from bsweep.config.user_code import Keywords, Options
 from bsweep.config.values import ConfigError, Count, PathName, did_you_mean, show
 from bsweep.core.checksums import sha256_of
@@ -336,28 +336,12 @@ def values_of(config: Point) -> dict[str, Any]:
         "num_workers": config.num_workers,
         "epochs": config.epochs,
         "seed": config.seed,
-        "lr": learning_rate(config),
+        "lr": base_learning_rate(config, config.rate_batch(0)),
         "study": config.study,
         "run_id": config.run_id,
         "run_folder": str(folder),
         "checkpoint_folder": str(folder / "program"),
     }
-
-
-def learning_rate(config: Point) -> float | None:
-    """Return the learning rate that the learning-rate rule gives for a point; None if the user gave
-    no rate.
-    """
-    card = config.optimizer
-    if card.lr is None:
-        return None
-    return scaled_rate(
-        card.lr,
-        card.lr_rule,
-        reference_batch=card.reference_batch,
-        rate_batch=config.rate_batch(0),
-        num_workers=config.num_workers,
-    )
 
 
 AnyProgram = Annotated[BuiltinConfig | OwnProgramConfig, Field(discriminator="name")]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bsweep.config.programs import OwnProgramConfig, learning_rate
+from bsweep.config.programs import OwnProgramConfig, values_of
 from bsweep.config.run import RunConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.core.words import listed
@@ -429,7 +429,7 @@ class Recorder:
         return num_train
 
     def _rate(self) -> float | None:
-        return learning_rate(self._config) if self._reads_lr else None
+        return values_of(self._config)["lr"] if self._reads_lr else None
 
     def _start(self) -> None:
         """Write the record of the start, if it is not written, and the records that waited for it.
