@@ -39,8 +39,11 @@ class ProgramConfig(Card):
     def problems(self, point: Point) -> Iterator[str]:
         for group in ("data", "model", "optimizer", "strategy"):
             if self.is_own != (getattr(point, group).name == "program"):
-                remedy = f"a program of your own has its own {group}, and bsweep's has none. Leave"
-                yield clash(point, f"{group} program", f"{remedy} it out, or add program=own.")
+                remedy = (
+                    f"a program of your own has its own {group}, and bsweep's has none. Leave it "
+                    "out, or add program=own."
+                )
+                yield clash(point, f"{group} program", remedy)
 
     def save(self, folder: Path) -> None:
         """Save the files that the card names in a folder of a run."""

@@ -272,7 +272,7 @@ class _Run:
         if settings.get("global_batch", local_batch * workers) != local_batch * workers:
             raise ValueError(
                 f"{self._place}: global_batch={settings['global_batch']} is not num_workers="
-                f"{workers} times one local_batch: bsweep import knows no unequal batches."
+                f"{workers} times one local_batch: bsweep import needs equal batches."
             )
         options = {
             key.removeprefix("options."): _plain(value)
