@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 
 from bsweep.config import user_code
+from bsweep.config.optimizers import base_learning_rate
 from bsweep.config.run import RunConfig
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics import optim
@@ -105,8 +106,8 @@ def test_paper_and_linear_rule_agree_at_128_per_worker() -> None:
     assert base_rate(paper) == base_rate(linear) == pytest.approx(0.4)
 
 
-def base_rate(config: RunConfig, rank: int = 0) -> float:
-    return optim.base_learning_rate(config, config.rate_batch(rank))
+def base_rate(config: RunConfig, rank: int = 0) -> float | None:
+    return base_learning_rate(config, config.rate_batch(rank))
 
 
 def rates(schedule: str, *epochs: float, more: tuple[str, ...] = ()) -> list[float]:

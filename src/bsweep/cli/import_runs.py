@@ -23,14 +23,12 @@ def run(arguments: Sequence[str]) -> int:
     value = "a value of all runs, such as num_train=50000"
     add("--set", metavar="KEY=VALUE", help=value, **pairs)
     options = parser.parse_args(arguments)
-    from bsweep.compose import hydra_grid, words
     from bsweep.external import imported
 
     names = {key: column for column, key in (pair(text, str.rpartition) for text in options.map)}
     constants = dict(map(pair, options.set))
     study = options.study if "/" in options.study else f"results/{options.study}"
-    (base,) = hydra_grid.composed(words.read(imported.BASE))
-    for line in imported.make_study(options.source, Path(study), names, constants, base):
+    for line in imported.make_study(options.source, Path(study), names, constants):
         print(line)
     print(f"bsweep report {shlex.quote(study)}")
     return 0

@@ -154,6 +154,25 @@ AnyOptimizer = Annotated[
 ]
 
 
+def base_learning_rate(point: Point, rate_batch: float) -> float | None:
+    """Return a learning rate of a point before warm-up and schedule change it; None if the user
+    gave no rate, as a program of the user's own allows.
+
+    The learning-rate rule computes it from the configured rate, the number of examples that count
+    for a worker's step (such as `RunConfig.rate_batch`), and the number of workers.
+    """
+    card = point.optimizer
+    if card.lr is None:
+        return None
+    return scaled_rate(
+        card.lr,
+        card.lr_rule,
+        reference_batch=card.reference_batch,
+        rate_batch=rate_batch,
+        num_workers=point.data_parallel_size,
+    )
+
+
 def scaled_rate(
     lr: float, rule: LrRule, *, reference_batch: float, rate_batch: float, num_workers: int
 ) -> float:

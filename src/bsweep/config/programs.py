@@ -20,8 +20,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 from typing_extensions import Self
 
-from bsweep.config.card import Card, Point, Schema
-from bsweep.config.optimizers import scaled_rate
+from bsweep.config.card import Card, Point, Schema, clash
+from bsweep.config.optimizers import base_learning_rate
 from bsweep.config.user_code import Keywords, Options
 from bsweep.config.values import ConfigError, Count, PathName, did_you_mean, show
 from bsweep.core.checksums import sha256_of
@@ -38,12 +38,12 @@ class ProgramConfig(Card):
 
     def problems(self, point: Point) -> Iterator[str]:
         for group in ("data", "model", "optimizer", "strategy"):
-            name = getattr(point, group).name
-            if self.is_own != (name == "program"):
-                yield (
-                    f"{group}={name} with program={self.name}: a program of your own has its own "
-                    f"{group}, and bsweep's has none. Leave {group} out, or add program=own."
+            if self.is_own != (getattr(point, group).name == "program"):
+                remedy = (
+                    f"a program of your own has its own {group}, and bsweep's has none. Leave it "
+                    "out, or add program=own."
                 )
+                yield clash(point, f"{group} program", remedy)
 
     def save(self, folder: Path) -> None:
         """Save the files that the card names in a folder of a run."""
@@ -162,14 +162,14 @@ class OwnProgramConfig(ProgramConfig):
         if not path.is_dir():
             raise ConfigError(f"program.folder={path}: there is no such folder.")
         words = shlex.split(self.command)
-        if not _BRACES.search(words[0]) and self._interpreter(words[0]) is None:
+        interpreter = self._interpreter(words[0])
+        if interpreter is None and not _BRACES.search(words[0]):
             near = did_you_mean(words[0], [entry.name for entry in path.iterdir()])
             raise ConfigError(
                 f"program.command={self.command}, program.python={show(self.python)}: the program "
                 f"{words[0]} is not found.{near} Give its path, or 'python train.py' for a script."
             )
-        script = Path(self._interpreter(words[0]) or "")
-        if script.is_file() and _first_line(script).endswith(b"\r\n"):
+        if interpreter and _first_line(Path(interpreter)).endswith(b"\r\n"):
             raise ConfigError(
                 f"program.command={self.command}: {words[0]} has Windows line ends, with which its "
                 f"first line names no interpreter. Remove them: sed -i 's/\\r$//' {words[0]}"
@@ -209,16 +209,15 @@ class OwnProgramConfig(ProgramConfig):
 
     def problems(self, point: Point) -> Iterator[str]:
         yield from super().problems(point)
-        usual = type(point)()  # every key has its default
         keys = _UNREAD if point.checkpoint_every is None else (*_UNREAD, "checkpoint_every")
-        for key in keys:
-            given = operator.attrgetter(key)(point)
-            if given != operator.attrgetter(key)(usual):
-                typed = key.removesuffix(".name")
-                yield (
-                    f"{typed}={show(given)} with program=own: your program decides about this. "
-                    f"Leave {typed} out; program.options.NAME=... passes a value on to the program."
+        given, usual = map(operator.attrgetter(*keys), (point, type(point)()))
+        for key, value, default in zip(keys, given, usual, strict=True):
+            if value != default:
+                remedy = (
+                    "your program decides about this. Leave it out; program.options.NAME=... "
+                    "passes a value on to the program."
                 )
+                yield clash(point, f"{key.removesuffix('.name')} program", remedy)
         if point.local_batch or point.global_batch:
             yield from self._problems_of_texts(point)
 
@@ -233,18 +232,14 @@ class OwnProgramConfig(ProgramConfig):
                 self.metrics_of(values)
         except ConfigError as error:
             yield from error.problems
-        if self.metrics is None:
-            if any(name is not None for name in vars(self.fields).values()):
-                yield (
-                    "program.fields without program.metrics: say what the program writes, as in "
-                    "program.metrics=csv:log.csv."
-                )
-            return
-        if getattr(point.data, "num_train", None) is None:
-            yield f"program.metrics={self.metrics} needs an epoch's size: data.num_train=50000."
-        if "{" not in self.metrics and getattr(point.launch, "parallel", 1) != 1:
+        metrics = self.metrics
+        if metrics is None and self.fields != FieldsConfig():
+            yield "program.fields without program.metrics: name a file by program.metrics=csv:FILE."
+        if metrics and getattr(point.data, "num_train", None) is None:
+            yield f"program.metrics={metrics} needs an epoch's size: data.num_train=50000."
+        if metrics and "{" not in metrics and getattr(point.launch, "parallel", 1) != 1:
             yield (
-                f"program.metrics={self.metrics} with launch.parallel: points would write the same "
+                f"program.metrics={metrics} with launch.parallel: points would write the same "
                 "file. Use csv:{run_folder}/log.csv, also in the command."
             )
 
@@ -336,28 +331,12 @@ def values_of(config: Point) -> dict[str, Any]:
         "num_workers": config.num_workers,
         "epochs": config.epochs,
         "seed": config.seed,
-        "lr": learning_rate(config),
+        "lr": base_learning_rate(config, config.rate_batch(0)),
         "study": config.study,
         "run_id": config.run_id,
         "run_folder": str(folder),
         "checkpoint_folder": str(folder / "program"),
     }
-
-
-def learning_rate(config: Point) -> float | None:
-    """Return the learning rate that the learning-rate rule gives for a point; None if the user gave
-    no rate.
-    """
-    card = config.optimizer
-    if card.lr is None:
-        return None
-    return scaled_rate(
-        card.lr,
-        card.lr_rule,
-        reference_batch=card.reference_batch,
-        rate_batch=config.rate_batch(0),
-        num_workers=config.num_workers,
-    )
 
 
 AnyProgram = Annotated[BuiltinConfig | OwnProgramConfig, Field(discriminator="name")]

@@ -60,7 +60,8 @@ class Agreement:
         """
         if self._rank == 0:
             gap = self._gap(num_steps, steps_left)
-            wish = self._tell(wish, gap)
+            self._tell(wish, gap)
+            wish = "" if self.has_given_up else wish  # the others would wait for this worker
         else:
             wish, gap = self._hear() or ("", 2**62 if steps_left is None else max(1, steps_left))
         if not at_epoch_end:
@@ -75,36 +76,32 @@ class Agreement:
         self._last_gap = gap = max(1, min(int(rate * _DECIDE_SECONDS), 2 * self._last_gap))
         return gap if steps_left is None else max(1, min(gap, steps_left))
 
-    def _tell(self, wish: str, gap: int) -> str:
-        """Tell the others the reason to stop, and the steps until the next decision. Return the
-        reason; an empty text if the others cannot be told, who would wait for this worker for ever.
-        """
-        while len(self._peers) < self._num_others and not self.has_given_up:
-            try:
-                peer = _stream(self._server.accept()[0], WAIT_SECONDS)
-            except TimeoutError:
-                self._give_up()
-                break
-            with suppress(OSError):  # somebody else's connection
-                if peer.readline().strip() == self._key:
-                    self._peers.append(peer)
-        if self.has_given_up:
-            return ""
+    def _tell(self, wish: str, gap: int) -> None:
+        """Tell the others the reason to stop, and the steps until the next decision."""
+        if not self.has_given_up:
+            self._meet()
         for peer in self._peers:
             with suppress(OSError):
                 print(json.dumps([wish, gap]), file=peer, flush=True)
-        return wish
 
-    def _give_up(self) -> None:
-        self.has_given_up = True
-        self._meeting.write_text("[]")  # who comes later does not wait
-        self._server.close()
-        missing, self._peers = self._num_others - len(self._peers), []
-        warnings.warn(
-            f"bsweep: {missing} workers do not use run.steps or run.epochs, so no worker can be "
-            "told to stop: call them on all ranks.",
-            stacklevel=2,
-        )
+    def _meet(self) -> None:
+        """Wait until all others are connected; give up if one does not come."""
+        try:
+            while len(self._peers) < self._num_others:
+                peer = _stream(self._server.accept()[0], WAIT_SECONDS)
+                with suppress(OSError):  # somebody else's connection
+                    if peer.readline().strip() == self._key:
+                        self._peers.append(peer)
+        except TimeoutError:
+            self.has_given_up = True
+            self._meeting.write_text("[]")  # who comes later does not wait
+            self._server.close()
+            missing, self._peers = self._num_others - len(self._peers), []
+            warnings.warn(
+                f"bsweep: {missing} workers do not use run.steps or run.epochs, so no worker can "
+                "be told to stop: call them on all ranks.",
+                stacklevel=2,
+            )
 
     def _hear(self) -> tuple[str, int] | None:
         """Return what rank 0 says; None if rank 0 does not use `steps`, or has ended.

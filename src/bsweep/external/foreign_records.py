@@ -38,25 +38,21 @@ def start_record(config: RunConfig, **facts: Any) -> Start:
 def epoch_record(
     config: RunConfig,
     number: int,
-    *,
-    train_seconds: float,
     step_seconds: Sequence[float],
     examples: int,
-    values: Mapping[str, float],
-    learning_rate: float | None,
+    values: Mapping[str, Any],
 ) -> Epoch:
     """Return the record of an epoch.
 
     Args:
         config: The point.
         number: The epoch's number, from 1.
-        train_seconds: The seconds of the epoch.
-        step_seconds: Those of each of its steps.
+        step_seconds: The seconds of each of its steps.
         examples: The training examples that all workers took.
-        values: Losses, accuracies and what was measured, by the names of the record.
-        learning_rate: The learning rate; None: not known.
+        values: The epoch's `train_seconds` and, as far as they are known, `lr`, losses, accuracies
+            and what was measured, by the names of the record.
     """
-    ordered = sorted(step_seconds)
+    ordered, train_seconds = sorted(step_seconds), values["train_seconds"]
     measured: dict[str, Any] = {
         name: values.get(name) for name in (*TRAINED, *SCORES, *MEASURED, *WHOLE)
     }
@@ -68,7 +64,7 @@ def epoch_record(
         images_per_second=examples / train_seconds if train_seconds else 0.0,
         step_seconds_p50=statistics.median(ordered),
         step_seconds_p95=ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
-        learning_rate=learning_rate,
+        learning_rate=values.get("lr"),
         global_batch=config.examples_per_step,
         **measured,
     )

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from bsweep.config import parsing
 from bsweep.config.run import RunConfig
@@ -32,21 +32,15 @@ _COUNTS = ("local_batch", "global_batch", "num_workers", "epochs", "num_train", 
 KEYS = ("run", "seed", "num_classes", "run_seconds", "status", *_COUNTS, *_CURVE)
 """The names that a column of a source can get, besides `options.NAME`."""
 
-BASE = ("program=own", "program.command=python", "local_batch=1", "launch=torchrun")
-"""The words of the point from which an imported run has the settings that its source does not tell.
-"""
+_STATUSES: dict[str, Status] = {status: status for status in get_args(Status)}
+_STATUSES |= {"finished": "completed", "crashed": "failed", "killed": "interrupted"}
 
-_STATUSES = {"finished": "completed", "crashed": "failed", "killed": "interrupted"}
 _MOST_PROBLEMS = 10
 _LONGEST_GAP = 10  # of the median, between two records of one attempt
 
 
 def make_study(
-    source: str,
-    study_dir: Path,
-    names: Mapping[str, str],
-    constants: Mapping[str, str],
-    base: RunConfig,
+    source: str, study_dir: Path, names: Mapping[str, str], constants: Mapping[str, str]
 ) -> Iterator[str]:
     """Write the runs of a table to a study; yield a line about each run.
 
@@ -59,7 +53,6 @@ def make_study(
         names: The names that the source gives to values, by their names in `KEYS` or
             `options.NAME`.
         constants: Values of all runs that the source does not have, by the same names.
-        base: The point of the words `BASE`.
 
     Raises:
         ValueError: If a value is missing or impossible. The message lists the problems.
@@ -67,37 +60,31 @@ def make_study(
     """
     for key in (*names, *constants):
         if key not in KEYS and not re.fullmatch(r"options\.\w+", key):
-            raise ValueError(
-                f"{key}: unknown.{did_you_mean(key, KEYS)} Known: {', '.join(sorted(KEYS))}, "
-                "options.NAME."
-            )
+            known = ", ".join((*sorted(KEYS), "options.NAME"))
+            raise ValueError(f"{key}: unknown.{did_you_mean(key, KEYS)} Known: {known}.")
     rows = _rows_of(source)
-    columns = {column for row in rows for column in row.values}
+    columns = sorted({column for row in rows for column in row.values})
     for column in names.values():
-        if not {column, column.removesuffix("%")} & columns:
-            raise ValueError(
-                f"{source}: no run has {column}.{did_you_mean(column, list(columns))} It has "
-                f"{', '.join(sorted(columns))}."
-            )
+        if not {column, column.removesuffix("%")} & {*columns}:
+            near = did_you_mean(column, columns)
+            raise ValueError(f"{source}: no run has {column}.{near} It has {', '.join(columns)}.")
     names = {**{key: key for key in KEYS}, **names}
-    tree = asdict(base) | {"study": study_dir.name, "results_dir": str(study_dir.parent)}
-    tree["program"] |= {"command": "imported", "folder": None, "files": None}
-    configs: dict[_Run, RunConfig] = {}
+    configs: dict[_Run, RunConfig | None] = {}
     problems: dict[str, None] = {}
-    runs = [_Run(name, group, names) for name, group in _rows_by_run(rows, names).items()]
-    for run in runs:
+    for name, group in _rows_by_run(rows, names).items():
         try:
-            if run.read(constants):
-                configs[run] = run.config(tree, {config.run_id for config in configs.values()})
+            run = _Run(name, group, names, constants)
+            run_ids = {config.run_id for config in configs.values() if config}
+            configs[run] = run.config(study_dir, run_ids) if run.has_ended else None
         except ValueError as error:
             problems |= dict.fromkeys(str(error).splitlines())
     if problems:
         raise ValueError(first_of([*problems], _MOST_PROBLEMS, "\n"))
-    if not configs:
+    if not any(configs.values()):
         raise ValueError(f"{source}: no run of it has ended, so there is nothing to import.")
-    for run in runs:
-        if run in configs:
-            yield _write(run, configs[run], study_dir, source)
+    for run, config in configs.items():
+        if config:
+            yield _write(run, config, study_dir, source)
         else:
             yield f"{run.name}: left out, because it is still running"
 
@@ -127,38 +114,41 @@ def _rows_by_run(rows: Sequence[Row], names: Mapping[str, str]) -> dict[str, lis
 
 
 class _Run:
-    """A run of the table, and what the records of the new study say about it."""
+    """A run of the table, and what the records of the new study say about it.
 
-    def __init__(self, name: str, rows: Sequence[Row], names: Mapping[str, str]) -> None:
+    Args:
+        name: Its name in the table, or an empty text.
+        rows: Its rows.
+        names: The names of values in the rows, by bsweep's names.
+        constants: Values of all runs that the rows do not have.
+
+    Raises:
+        ValueError: If a value is missing or impossible.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rows: Sequence[Row],
+        names: Mapping[str, str],
+        constants: Mapping[str, str],
+    ) -> None:
         self.name, self._rows, self._names = name, rows, names
         self._place, self._title = rows[0].place, f"run {name}" if name else "the run"
-        self.status: Status = "completed"
-        self.epochs: list[dict[str, float]] = []
         self.warnings: list[str] = []
-        self.settings: dict[str, Any] = {}
-
-    def read(self, constants: Mapping[str, str]) -> bool:
-        """Read the run from its rows; return False if it has not ended.
-
-        Args:
-            constants: Values of all runs that the rows do not have.
-
-        Raises:
-            ValueError: If a value is missing or impossible.
-        """
         settings = self.settings = self._read_settings(constants)
         status = str(settings.get("status", "completed")).lower()
-        if status in ("running", "pending"):
-            return False
-        status = _STATUSES.get(status, status)
-        if status not in get_args(Status):
-            known = ", ".join((*get_args(Status), *_STATUSES))
+        self.has_ended = status not in ("running", "pending")
+        if not self.has_ended:
+            return
+        if status not in _STATUSES:
+            known = ", ".join(_STATUSES)
             raise ValueError(f"{self._place}: status={status}: unknown. Known: {known}.")
+        self.status = _STATUSES[status]
         if "local_batch" not in settings and "global_batch" not in settings:
             raise self._missing("local_batch", "32", "or global_batch")
         if "num_train" not in settings:
             raise self._missing("num_train", "50000", "the training examples")
-        self.status = cast(Status, status)
         self.epochs = self._read_epochs()
         for index, values in enumerate(self.epochs):
             if not all(math.isfinite(values[key]) for key in _SCORES if key in values):
@@ -168,7 +158,6 @@ class _Run:
             self.warnings.append(
                 "no seed is known: runs with equal settings are numbered as seeds 0, 1"
             )
-        return True
 
     def _read_settings(self, constants: Mapping[str, str]) -> dict[str, Any]:
         keys = [key for key in self._names if key not in _CURVE]
@@ -204,20 +193,20 @@ class _Run:
         if all("train_seconds" in values for values in epochs):
             return epochs
         if all("time" in values for values in epochs):
-            self._fill_seconds(epochs)
+            seconds = self._seconds_between([values["time"] for values in epochs])
         elif "run_seconds" in self.settings:
             self.warnings.append(
                 "the source has one time for the whole run: it is divided evenly among the epochs, "
                 "and so are the times until a target"
             )
-            for values in epochs:
-                values["train_seconds"] = self.settings["run_seconds"] / len(epochs)
+            seconds = [self.settings["run_seconds"] / len(epochs)] * len(epochs)
         else:
             raise ValueError(
-                f"{self._place}: {self._title} has no time of each epoch: name a column with the "
-                "seconds of an epoch, --map COLUMN=train_seconds, or with the time of a record, "
-                "--map COLUMN=time, or with the seconds of the run, --map COLUMN=run_seconds."
+                f"{self._place}: {self._title} has no time of each epoch: name a column by --map "
+                "COLUMN=train_seconds, COLUMN=time (of a record) or COLUMN=run_seconds."
             )
+        for values, value in zip(epochs, seconds, strict=True):
+            values["train_seconds"] = value
         return epochs
 
     def _labelled(self, *, has_labels: bool) -> list[dict[str, float]]:
@@ -243,9 +232,8 @@ class _Run:
             epoch.values |= values
         return [epoch.values for epoch in epochs]
 
-    def _fill_seconds(self, epochs: Sequence[dict[str, float]]) -> None:
-        """Set `train_seconds` of epochs from the times of their records."""
-        times = [values["time"] for values in epochs]
+    def _seconds_between(self, times: Sequence[float]) -> list[float]:
+        """Return the seconds of each epoch from the times of their records."""
         seconds = [end - begin for begin, end in itertools.pairwise(times)]
         median = statistics.median(seconds) if seconds else math.nan
         if times[0] < SINCE_1970:
@@ -256,8 +244,7 @@ class _Run:
         if not min([first, *seconds]) >= 0:
             raise ValueError(
                 f"{self._place}: the times of {self._title} do not rise, or it has one alone: name "
-                "the column with the time of a record, --map COLUMN=time, or with the seconds of "
-                "an epoch, --map COLUMN=train_seconds."
+                "another column, --map COLUMN=time or COLUMN=train_seconds."
             )
         self.warnings.append(
             f"train_seconds are wall times between records, evaluations included; {origin}"
@@ -268,27 +255,24 @@ class _Run:
                 f"each longer than {_LONGEST_GAP} times the median, are left out: the epochs after "
                 "them have the median"
             )
-        seconds = [median if value in pauses else value for value in seconds]
-        for values, value in zip(epochs, [first, *seconds], strict=True):
-            values["train_seconds"] = value
+        return [first, *(median if value in pauses else value for value in seconds)]
 
-    def config(self, tree: Mapping[str, Any], run_ids: Collection[str]) -> RunConfig:
+    def config(self, study_dir: Path, run_ids: Collection[str]) -> RunConfig:
         """Return the configuration of the run, with a seed that no earlier run has.
 
         Args:
-            tree: The settings that the source does not tell.
+            study_dir: The study's folder.
             run_ids: The run ids of the earlier runs.
 
         Raises:
             ValueError: If the values contradict each other, or an earlier run has them all.
         """
         settings, workers = self.settings, self.settings["num_workers"]
-        local, whole = settings.get("local_batch"), settings.get("global_batch")
-        if whole is not None and (whole % workers or local not in (None, whole // workers)):
+        local_batch = settings.get("local_batch") or settings["global_batch"] // workers
+        if settings.get("global_batch", local_batch * workers) != local_batch * workers:
             raise ValueError(
-                f"{self._place}: global_batch={whole} is not num_workers={workers} times one "
-                f"local_batch{f' of {local}' if local is not None else ''}: bsweep import knows "
-                "equal batches on all workers."
+                f"{self._place}: global_batch={settings['global_batch']} is not num_workers="
+                f"{workers} times one local_batch: bsweep import needs equal batches."
             )
         options = {
             key.removeprefix("options."): _plain(value)
@@ -297,14 +281,19 @@ class _Run:
         }
         facts = {key: settings.get(key) for key in ("num_train", "num_test", "num_classes")}
         tree = {
-            **tree,
-            "local_batch": local or whole // workers,
+            **asdict(RunConfig()),
+            "study": study_dir.name,
+            "results_dir": str(study_dir.parent),
+            "local_batch": local_batch,
             "num_workers": workers,
             "epochs": max(settings.get("epochs", 1), len(self.epochs)),
             "seed": settings.get("seed", 0),
-            "data": {**tree["data"], **facts},
-            "optimizer": {**tree["optimizer"], "lr": settings.get("lr")},
-            "program": {**tree["program"], "options": options},
+            "model": {"name": "program"},
+            "strategy": {"name": "program"},
+            "data": {"name": "program", **facts},
+            "optimizer": {"name": "program", "lr": settings.get("lr")},
+            "launch": {"name": "torchrun"},
+            "program": {"name": "own", "command": "imported", "options": options},
         }
         try:
             config = parsing.parse(tree)
@@ -363,18 +352,8 @@ def _write(run: _Run, config: RunConfig, study_dir: Path, source: str) -> str:
         for warning in (origin, *run.warnings):
             log.write(Event(event="imported", message=warning))
         for number, values in enumerate(run.epochs, 1):
-            seconds = values["train_seconds"]
-            log.write(
-                epoch_record(
-                    config,
-                    number,
-                    train_seconds=seconds,
-                    step_seconds=[seconds / num_steps] * num_steps,
-                    examples=num_train,
-                    values=values,
-                    learning_rate=values.get("lr", rate),
-                )
-            )
+            step_seconds = [values["train_seconds"] / num_steps] * num_steps
+            log.write(epoch_record(config, number, step_seconds, num_train, {"lr": rate, **values}))
         message = "" if run.status == "completed" else f"so says {source}"
         num_epochs = len(run.epochs)
         log.write(end_record(run.status, message, num_epochs, num_epochs * num_steps))

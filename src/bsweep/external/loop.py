@@ -393,14 +393,12 @@ def size_of(batch: Any, examples: Examples = None) -> int | None:
         return examples
     if examples is not None:
         return examples(batch)
-    first = batch
-    while not hasattr(first, "shape"):
-        if isinstance(first, Mapping) and first:
-            first = next(iter(first.values()))
-        elif isinstance(first, Sequence) and first and not isinstance(first, str | bytes):
-            if not isinstance(first[0], Mapping | Sequence) and not hasattr(first[0], "shape"):
-                return len(first)
-            first = first[0]
-        else:
-            return None
-    return int(first.shape[0]) if len(first.shape) else None
+    if hasattr(batch, "shape"):
+        return int(batch.shape[0]) if len(batch.shape) else None
+    if isinstance(batch, Mapping):
+        return size_of(next(iter(batch.values()), None))
+    if not isinstance(batch, Sequence) or isinstance(batch, str | bytes) or not batch:
+        return None
+    if hasattr(batch[0], "shape") or isinstance(batch[0], Mapping | Sequence):
+        return size_of(batch[0])
+    return len(batch)

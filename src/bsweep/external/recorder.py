@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bsweep.config.programs import OwnProgramConfig, learning_rate
+from bsweep.config.programs import OwnProgramConfig, values_of
 from bsweep.config.run import RunConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.core.words import listed
@@ -80,6 +80,7 @@ class Recorder:
         self._waiting: list[Record] = []  # until the start is on record
         start_seconds = None if launched_at is None else 0.0
         self._facts: dict[str, Any] = {"device": "cpu", "start_seconds": start_seconds}
+        self._facts["num_train"] = getattr(config.data, "num_train", None)
         self._software: dict[str, str] = {}
         self._accumulation_steps = 1
         self._reads_lr = "{lr}" in self._program.command
@@ -315,15 +316,8 @@ class Recorder:
                 "counts passes"
             )
             self._warn(message, once="passes")
-        record = epoch_record(
-            self._config,
-            epoch.number,
-            train_seconds=epoch.train_seconds,
-            step_seconds=epoch.step_seconds,
-            examples=examples,
-            values=epoch.values,
-            learning_rate=self._rate(),
-        )
+        values = {**epoch.values, "train_seconds": epoch.train_seconds, "lr": self._rate()}
+        record = epoch_record(self._config, epoch.number, epoch.step_seconds, examples, values)
         self._write(record)
         self._start()
         self._epochs.append(asdict(record))
@@ -431,11 +425,11 @@ class Recorder:
 
     @property
     def _num_train(self) -> int | None:
-        num_train: int | None = self._facts.get("num_train")
-        return getattr(self._config.data, "num_train", None) if num_train is None else num_train
+        num_train: int | None = self._facts["num_train"]
+        return num_train
 
     def _rate(self) -> float | None:
-        return learning_rate(self._config) if self._reads_lr else None
+        return values_of(self._config)["lr"] if self._reads_lr else None
 
     def _start(self) -> None:
         """Write the record of the start, if it is not written, and the records that waited for it.

@@ -98,14 +98,12 @@ def _run_recorded(command: _Command, recorder: Recorder, on_step: Callable[[], N
         recorder.take({"kind": "facts", "is_ready": False, "facts": {}, "software": software})
 
     def listen(*, is_last: bool = False) -> bool:
-        lines = calls.new_lines() or []
-        if written and lines:
+        reports = [json.loads(line) for line in calls.new_lines() or []]
+        if written and reports:
             raise ProgramError(
                 "the program calls bsweep.join() and has program.metrics: leave one of them out"
             )
-        if not written:
-            reports = [json.loads(line) for line in lines]
-        else:
+        if written:
             try:
                 reports = written.end() if is_last else written.reports()
             except ValueError as error:

@@ -19,7 +19,7 @@ from bsweep.config.optimizers import (
     LARSConfig,
     OwnOptimizerConfig,
     SGDConfig,
-    scaled_rate,
+    base_learning_rate,
 )
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
@@ -131,23 +131,6 @@ def _layer_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, objec
     return [{"params": tensors, "weight_decay": decay} for tensors, decay in groups if tensors]
 
 
-def base_learning_rate(config: RunConfig, rate_batch: float) -> float:
-    """Return a learning rate before warm-up and schedule change it.
-
-    The learning-rate rule computes it from the configured rate, the number of examples that count
-    for a worker's step (such as `RunConfig.rate_batch`), and the number of workers.
-    """
-    o = config.optimizer
-    assert o.lr is not None, "only a program of the user's own trains without a configured rate"
-    return scaled_rate(
-        o.lr,
-        o.lr_rule,
-        reference_batch=o.reference_batch,
-        rate_batch=rate_batch,
-        num_workers=config.data_parallel_size,
-    )
-
-
 def learning_rate(config: RunConfig, epoch: float, rate_batch: float) -> float:
     """Return the learning rate of a step, by the run's rule, warm-up and schedule.
 
@@ -161,6 +144,7 @@ def learning_rate(config: RunConfig, epoch: float, rate_batch: float) -> float:
             at any step.
     """
     o, base = config.optimizer, base_learning_rate(config, rate_batch)
+    assert base is not None, "only a program of the user's own trains without a configured rate"
     if epoch < o.warmup_epochs:
         return base * epoch / o.warmup_epochs
     span = config.epochs - o.warmup_epochs

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from bsweep import batching, data, models, strategies
 from bsweep.config import user_code
 from bsweep.config.groups import ModelConfig
+from bsweep.config.optimizers import base_learning_rate
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config
 from bsweep.config.strategies import AnyStrategy
@@ -305,7 +306,7 @@ def _start_record(job: Job) -> Start:
         start_seconds=None
         if launched_at is None
         else max(0.0, file_system_time(job.paths.folder) - launched_at),
-        learning_rate=optim.base_learning_rate(config, config.rate_batch(0)),
+        learning_rate=base_learning_rate(config, config.rate_batch(0)),
         **job.facts,
     )
 
