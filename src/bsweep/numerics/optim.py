@@ -108,9 +108,9 @@ def _flat_groups(config: OptimizerConfig, vector: Flat) -> list[dict[str, object
     if vector.by_tensor:
         return _layer_groups(config, vector)
     size = vector.parameters.numel()
-    is_one = config.decay_norm_and_bias or not config.weight_decay
+    decays_all = config.decay_norm_and_bias or not config.weight_decay
     matrices = [piece.num_elements for piece in vector.slices if piece.is_matrix]
-    border = size if is_one else sum(matrices)
+    border = size if decays_all else sum(matrices)
     groups: list[dict[str, object]] = []
     for start, stop, weight_decay in ((0, border, config.weight_decay), (border, size, 0.0)):
         if start == stop:  # all is one part, or a shard has no matrices or no vectors
