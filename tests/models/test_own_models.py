@@ -21,7 +21,7 @@ from bsweep.data.info import DataInfo
 from bsweep.runlog.reading import read_records
 from bsweep.study import branching
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, bsweep, compose, ran_ok
+from tests.support.running import TINY, compose, exits, ran_ok
 
 ALONE = ("strategy=single", "launch=inline")
 MODELS = """\
@@ -175,8 +175,7 @@ def test_a_model_may_need_a_multiple_of_some_examples(folder: Path) -> None:
 
 def test_a_model_that_does_not_fit_the_data_starts_nothing(folder: Path) -> None:
     point = ("model=own", "model.target=mine.py:Pair", "local_batch=8", "study=s")
-    result = bsweep("run", *TINY, *ALONE, *point, cwd=folder)
-    assert result.returncode == 2
+    result = exits(2, "run", *TINY, *ALONE, *point, cwd=folder)
     (said,) = result.stderr.splitlines()
     assert said.startswith("bsweep: model.target=mine.py:Pair, tried on 8 examples of shape")
     assert "returned tuple for targets of shape [8], " in said
@@ -307,8 +306,7 @@ def test_an_error_in_own_code_shows_its_traceback_and_the_sweep_goes_on(folder: 
     """Two workers train what the run folder holds, wherever they are."""
     model = ("model=own", "model.target=mine.py:Fails", "model.options.rank='1',none")
     point = ("local_batch=8", "num_workers=2", "strategy=allreduce", "study=s")
-    result = bsweep("run", "-m", *TINY, *model, *point, cwd=folder)
-    assert result.returncode == 1, result.stderr
+    exits(1, "run", "-m", *TINY, *model, *point, cwd=folder)
     ends = {one["status"]: one["message"] for one in map(summary, runs(folder))}
     assert ends.keys() == {"failed", "completed"}
     lines = ends["failed"].splitlines()
