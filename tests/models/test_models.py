@@ -17,6 +17,7 @@ from bsweep.config.models import LlamaConfig, VGG16Config
 from bsweep.config.values import ConfigError
 from bsweep.models.llama import Llama, rotary_table, rotate
 from bsweep.numerics.vector import layout
+from tests.support import divided_network
 from tests.support.refusing import refused
 from tests.support.running import TINY, compose
 
@@ -216,20 +217,10 @@ def test_pieces_of_an_own_model_are_tried_before_a_run(
         models.try_model(config, info)
 
 
-class Tied(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.out = torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5)
-        self.out.weight = self.words.weight
-
-    def pieces(self) -> list[tuple[str, torch.nn.Module]]:
-        return [("words", self.words), ("out", self.out)]
-
-
 def test_a_parameter_of_two_pieces_is_refused() -> None:
     card = compose("model=timm", "local_batch=8", "model.architecture=resnet18").model
-    with pytest.raises(ConfigError, match=r"words\.weight is in 2 of its pieces"):
-        models.pieces(card, Tied())
+    with pytest.raises(ConfigError, match=r"2\.weight is in 2 of its pieces"):
+        models.pieces(card, divided_network.tied(10, (3, 8, 8)))
 
 
 class Nested(torch.nn.Module):
