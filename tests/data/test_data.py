@@ -172,11 +172,6 @@ def image_folder(root: Path, side: int = 8, **more: Any) -> ImageFolderConfig:
     return ImageFolderConfig(**PLAIN, flip=True, name="imagefolder", **folder)
 
 
-def cache_file() -> Path:
-    (path,) = cache.cache_folder().glob("*.safetensors")
-    return path
-
-
 def test_an_image_folder_holds_its_images(folder: Path) -> None:
     dataset = check_contract(image_folder(folder))
     assert dataset.classes == ("cat", "dog")
@@ -293,7 +288,7 @@ def test_a_damaged_cache_is_made_anew_and_said(
     folder: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = data.load(image_folder(folder), CPU).train.inputs.clone()
-    path = cache_file()
+    (path,) = cache.cache_folder().glob("*.safetensors")
     os.utime(path, (1000, 1000))
     data.load(image_folder(folder), CPU)  # reads all of an old file for its checksum, once
     content = path.read_bytes()
