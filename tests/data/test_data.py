@@ -43,16 +43,13 @@ SYNTHETIC = SyntheticConfig(
 def check_contract(config: AnyData) -> Dataset:
     """What the training loop counts on, for any data set."""
     info, dataset = data.prepare(config), data.load(config, CPU)
-    for images, labels in (
-        (dataset.train.inputs, dataset.train.labels),
-        (dataset.test.inputs, dataset.test.labels),
-    ):
-        assert images.dtype == torch.uint8
-        assert images.is_contiguous()
-        assert tuple(images.shape[1:]) == info.shape
-        assert labels.dtype == torch.int64
-        assert labels.shape == (len(images),)
-        assert 0 <= int(labels.min()) <= int(labels.max()) < len(info.classes)
+    for part in (dataset.train, dataset.test):
+        assert part.inputs.dtype == torch.uint8
+        assert part.inputs.is_contiguous()
+        assert tuple(part.inputs.shape[1:]) == info.shape
+        assert part.labels.dtype == torch.int64
+        assert part.labels.shape == (len(part.inputs),)
+        assert 0 <= int(part.labels.min()) <= int(part.labels.max()) < len(info.classes)
     assert (len(dataset.train), len(dataset.test)) == (info.num_train, info.num_test)
     assert dataset.classes == info.classes
     assert dataset.num_classes == info.num_classes == len(info.classes)

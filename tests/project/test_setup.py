@@ -126,17 +126,14 @@ class Checkout:
         return next((self.root / ".venv" / "lib").glob("python3*/site-packages"))
 
     def with_torch(self, cuda: str | None = None) -> Checkout:
-        self.site.joinpath("torch").mkdir()
-        self.site.joinpath("torch", "version.py").write_text(
-            f"__version__ = '2.13.0'\ncuda = {cuda!r}\n"
-        )
-        self.site.joinpath("torch", "__init__.py").write_text(
-            "from torch import cuda, version\n__version__ = 'fake'\n"
-        )
+        (torch := self.site / "torch").mkdir()
+        (torch / "version.py").write_text(f"__version__ = '2.13.0'\ncuda = {cuda!r}\n")
+        imports = "from torch import cuda, version\n"
+        (torch / "__init__.py").write_text(f"{imports}__version__ = 'fake'\n")
         listed = "['sm_75', 'sm_90', 'sm_120', 'compute_120']"
         answers = {"get_arch_list": listed, "device_count": 0, "is_available": False}
         lines = (f"def {name}(): return {answer}\n" for name, answer in answers.items())
-        self.site.joinpath("torch", "cuda.py").write_text("".join(lines))
+        (torch / "cuda.py").write_text("".join(lines))
         return self
 
     def with_program(self, name: str, script: str) -> Checkout:

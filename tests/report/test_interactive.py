@@ -48,16 +48,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
         folder, local_batch=8, status="failed", num_epochs_done=0, message=HOSTILE,
         events=(HOSTILE,), settings=settings, meta=meta,
     )  # fmt: skip
-    logs = run / "logs/rank.0"
-    logs.mkdir(parents=True)
     for rank, (time, is_consequence) in enumerate([(1.0, True), (2.0, False)]):
         error = {
             "message": f"Error of {rank}", "traceback": "Traceback\n  File own.py\n    step()",
             "time": time, "is_consequence": is_consequence,
         }  # fmt: skip
-        (run / f"logs/rank.{rank}").mkdir(exist_ok=True)
+        (run / f"logs/rank.{rank}").mkdir(parents=True)
         (run / f"logs/rank.{rank}/error.json").write_text(json.dumps(error))
-    (logs / "stderr").write_text(f"Traceback\n{HOSTILE}\nValueError: no\n")
+    (run / "logs/rank.0/stderr").write_text(f"Traceback\n{HOSTILE}\nValueError: no\n")
     return bsweep.load(folder)
 
 

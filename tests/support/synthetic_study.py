@@ -170,11 +170,8 @@ def write_run(
     )  # fmt: skip
     strategy = config["strategy"]["name"]
     suffix = "".join(f"_{key.split('.')[-1]}{value}" for key, value in _flat(settings or {}))
-    suffix = (
-        f"_{config['allocation']['name']}_{zlib.crc32(suffix.encode()):08x}"
-        if len(suffix) > 200
-        else suffix
-    )
+    if len(suffix) > 200:
+        suffix = f"_{config['allocation']['name']}_{zlib.crc32(suffix.encode()):08x}"
     folder = study / f"b{local_batch}_w{num_workers}_{strategy}_s{seed}{suffix}"
     folder.mkdir(parents=True)
     paths = RunPaths(folder)
