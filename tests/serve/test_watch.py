@@ -273,6 +273,12 @@ def test_a_name_of_the_own_machine_is_not_open_to_others(tmp_path: Path, host: s
         assert server.ask(at=host)[0] == 200
 
 
+def renewed(server: Server) -> Any:
+    """Return the document of a study, as a page that is loaded again gets it."""
+    server.ask()
+    return orjson.loads(server.ask("document.json")[1])
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("words", [(), ("--beside",)])
 def test_a_reader_who_connects_again_gets_what_was_missed(
@@ -281,8 +287,7 @@ def test_a_reader_who_connects_again_gets_what_was_missed(
     """A new curve has the times that the whole page has, which may be left out."""
     study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     with watching(tmp_path, "s", *words) as server:
-        server.ask()
-        told = orjson.loads(server.ask("document.json")[1])
+        told = renewed(server)
         path = f"events?report={told['version']}"
         with server.events(path) as news, server.events(path, "document") as documents:
             assert next(documents) == {"version": told["version"], "problem": ""}
@@ -295,14 +300,11 @@ def test_a_reader_who_connects_again_gets_what_was_missed(
                 pass  # the server has not looked since
             assert [point["run_id"] for point in points] == [run.name]
             (curve,) = next(of).items()
-        names: list[str] = []
-        ends = time.monotonic() + PATIENCE
-        while run.name not in names:  # a document may have read the run before its first epoch
-            assert time.monotonic() < ends
-            server.ask()  # as a page that is loaded again
-            document = orjson.loads(server.ask("document.json")[1])
-            names = document["runs"]["run_id"]
-        assert curve == (run.name, document["curves"][names.index(run.name)])
+        # A document may have read the run before its first epoch.
+        wait_for(lambda: run.name in renewed(server)["runs"]["run_id"], server.process, PATIENCE)
+        document = renewed(server)
+        place = document["runs"]["run_id"].index(run.name)
+        assert curve == (run.name, document["curves"][place])
         assert (None in curve[1]["seconds"]) == (not words)
         with server.events(path, "document", **missed) as documents:
             assert next(documents)["version"] > first["version"]
