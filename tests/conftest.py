@@ -29,7 +29,6 @@ from tests.support.running import HOSTS, Forks, captured
 __all__ = ["browser"]  # a fixture, of which a process can have one
 
 _SHARED = pytest.StashKey[Forks]()
-_NUM_LEFT_OUT = pytest.StashKey[int]()
 _QUICK_SECONDS = 3  # of processor time, the most that a quick test may take
 
 
@@ -96,23 +95,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_quick = mark is None or num_cases[function] <= mark.kwargs.get("but", 0)
         (quick if is_quick else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
-    config.stash[_NUM_LEFT_OUT] = len(left_out)
+    if _is_one_of_several(config):
+        config.workeroutput["num_left_out"] = len(left_out)  # type: ignore[attr-defined]
     items[:] = quick
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Count in this process what the processes of pytest-xdist have left out: each counts all."""
-    config, num = node.config, getattr(node, "workeroutput", {}).get("num_left_out", 0)
-    if not config.stash.get(_NUM_LEFT_OUT, 0):
-        config.stash[_NUM_LEFT_OUT] = num
-        config.hook.pytest_deselected(items=[SimpleNamespace()] * num)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if _is_one_of_several(session.config):
-        output: dict[str, Any] = session.config.workeroutput  # type: ignore[attr-defined]
-        output["num_left_out"] = session.config.stash.get(_NUM_LEFT_OUT, 0)
+    num = getattr(node, "workeroutput", {}).get("num_left_out", 0)
+    if not node.config.pluginmanager.get_plugin("terminalreporter").stats.get("deselected"):
+        node.config.hook.pytest_deselected(items=[SimpleNamespace()] * num)
 
 
 @pytest.hookimpl(wrapper=True)

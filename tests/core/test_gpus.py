@@ -16,7 +16,7 @@ from bsweep.config.launch import nodes_of
 from bsweep.core import gpus
 from bsweep.core.ranks import World
 from bsweep.train import peers_check, worker
-from tests.support.running import TINY, compose, exits, imported_first, summaries
+from tests.support.running import TINY, compose, exits, imported_first, summaries, write_program
 
 Machine = Callable[..., None]
 
@@ -36,13 +36,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
         counted: int = 2,
         usable: bool = False,
     ) -> None:
-        smi = tmp_path / "nvidia-smi"
-        smi.write_text(
-            "#!/bin/sh\n"
-            f'said="{name}, {capability}"; case "$1" in *driver*) said="{name}, {driver}";; esac\n'
-            'echo "$said"; echo "$said"\n'
-        )
-        smi.chmod(0o755)
+        said = f'said="{name}, {capability}"; case "$1" in *driver*) said="{name}, {driver}";; esac'
+        write_program(tmp_path / "nvidia-smi", f'{said}\necho "$said"; echo "$said"')
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: counted)

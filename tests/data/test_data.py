@@ -43,16 +43,13 @@ SYNTHETIC = SyntheticConfig(
 def check_contract(config: AnyData) -> Dataset:
     """What the training loop counts on, for any data set."""
     info, dataset = data.prepare(config), data.load(config, CPU)
-    for images, labels in (
-        (dataset.train.inputs, dataset.train.labels),
-        (dataset.test.inputs, dataset.test.labels),
-    ):
-        assert images.dtype == torch.uint8
-        assert images.is_contiguous()
-        assert tuple(images.shape[1:]) == info.shape
-        assert labels.dtype == torch.int64
-        assert labels.shape == (len(images),)
-        assert 0 <= int(labels.min()) <= int(labels.max()) < len(info.classes)
+    for part in (dataset.train, dataset.test):
+        assert part.inputs.dtype == torch.uint8
+        assert part.inputs.is_contiguous()
+        assert tuple(part.inputs.shape[1:]) == info.shape
+        assert part.labels.dtype == torch.int64
+        assert part.labels.shape == (len(part.inputs),)
+        assert 0 <= int(part.labels.min()) <= int(part.labels.max()) < len(info.classes)
     assert (len(dataset.train), len(dataset.test)) == (info.num_train, info.num_test)
     assert dataset.classes == info.classes
     assert dataset.num_classes == info.num_classes == len(info.classes)
@@ -172,11 +169,6 @@ def image_folder(root: Path, side: int = 8, **more: Any) -> ImageFolderConfig:
     return ImageFolderConfig(**PLAIN, flip=True, name="imagefolder", **folder)
 
 
-def cache_file() -> Path:
-    (path,) = cache.cache_folder().glob("*.safetensors")
-    return path
-
-
 def test_an_image_folder_holds_its_images(folder: Path) -> None:
     dataset = check_contract(image_folder(folder))
     assert dataset.classes == ("cat", "dog")
@@ -293,7 +285,7 @@ def test_a_damaged_cache_is_made_anew_and_said(
     folder: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = data.load(image_folder(folder), CPU).train.inputs.clone()
-    path = cache_file()
+    (path,) = cache.cache_folder().glob("*.safetensors")
     os.utime(path, (1000, 1000))
     data.load(image_folder(folder), CPU)  # reads all of an old file for its checksum, once
     content = path.read_bytes()

@@ -15,6 +15,7 @@ from bsweep.data import dataset as datasets
 from bsweep.data import plan
 from bsweep.data.dataset import Dataset, Part, placed
 from tests.data.test_data import SYNTHETIC
+from tests.support.gpus import on_gpus
 from tests.support.running import TINY, recorded
 from tests.support.training import train
 
@@ -22,8 +23,6 @@ CPU, OTHER = torch.device("cpu"), torch.device("cpu", 0)
 """The second is no other device, but not equal to the first: examples are streamed to it as to a
 GPU.
 """
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 class Executor(ThreadPoolExecutor):
@@ -52,9 +51,7 @@ def check(part: Part, images: torch.Tensor, indices: torch.Tensor) -> None:
     assert torch.equal(numbers, indices)
 
 
-@pytest.mark.parametrize(
-    "device", [OTHER, pytest.param(torch.device("cuda", 0), marks=[pytest.mark.gpu, needs_gpu])]
-)
+@pytest.mark.parametrize("device", [OTHER, on_gpus(torch.device("cuda", 0))])
 @pytest.mark.parametrize("num_passes", [1, 3])
 def test_streamed_steps_are_those_that_were_asked_for(
     device: torch.device, num_passes: int, monkeypatch: pytest.MonkeyPatch
@@ -152,10 +149,11 @@ def test_a_run_on_streamed_examples_is_the_same_run(
     assert len(losses("resident")) == 2
 
 
-@pytest.mark.gpu
-@needs_gpu
-def test_a_gpu_that_streams_reaches_the_weights_of_one_that_keeps_all(tmp_path: Path) -> None:
-    point = (*POINT, "device=cuda", "precision=fp64")
+@pytest.mark.parametrize("device", [on_gpus("cuda")])
+def test_a_gpu_that_streams_reaches_the_weights_of_one_that_keeps_all(
+    tmp_path: Path, device: str
+) -> None:
+    point = (*POINT, f"device={device}", "precision=fp64")
     cuda, cpu = (train(tmp_path / name, *point, f"data.device={name}") for name in ("cuda", "cpu"))
     assert cpu.dataset.train.streams
     assert cpu.dataset.test.streams

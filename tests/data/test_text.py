@@ -15,7 +15,7 @@ from bsweep import data
 from bsweep.config.data import TextConfig
 from bsweep.data import cache
 from tests.data.test_data import refuses
-from tests.support.running import bsweep, imported_first, ran_ok, recorded, summaries, write_text
+from tests.support.running import exits, imported_first, ran_ok, recorded, summaries, write_text
 
 CPU = torch.device("cpu")
 
@@ -161,8 +161,7 @@ def test_workers_with_other_texts_under_the_same_path_are_told_so(tmp_path: Path
         *("data=text", "data.path='~/text.txt'", "data.sequence_length=16", "model=llama_tiny"),
         *("local_batch=4", "num_workers=2", "strategy=allreduce", "study=s"),
     )
-    result = bsweep("run", *arguments, cwd=tmp_path, env=env)
-    assert result.returncode == 1, result.stderr
+    exits(1, "run", *arguments, cwd=tmp_path, env=env)
     (end,) = summaries(tmp_path).values()
     assert end["status"] == "failed"
     assert "rank 1 has different data from rank 0" in end["message"]

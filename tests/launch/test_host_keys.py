@@ -10,18 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bsweep.config.launch import HorovodrunConfig
 from bsweep.launch import ssh
-from tests.support.running import TINY, bsweep, captured, compose, forks, on
+from tests.support.running import TINY, captured, compose, exits, forks, on
 
 pytestmark = pytest.mark.full
-
-
-def card(*overrides: str) -> HorovodrunConfig:
-    hosts = ("num_workers=2", "local_batch=8", "launch.hosts='h1:1,h2:1'")
-    launch = compose(*hosts, *overrides).launch
-    assert isinstance(launch, HorovodrunConfig)
-    return launch
 
 
 def test_a_changed_host_key_is_refused_until_the_user_accepts_it(
@@ -35,24 +27,25 @@ def test_a_changed_host_key_is_refused_until_the_user_accepts_it(
     keys = [f"{key}={value}" for key, value in up("2").items()]
     point = (*keys, *TINY, "local_batch=8", "model=tiny_cnn", "epochs=1", "study=s")
 
-    def typed(*words: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    def typed(
+        code: int, *words: str, more: tuple[str, ...] = ()
+    ) -> subprocess.CompletedProcess[str]:
         given = f"launch.ssh_options=[{','.join([*options, *more])}]"
-        return bsweep(*words, *point, given, cwd=tmp_path, prefix=on("h1"))
+        return exits(code, *words, *point, given, cwd=tmp_path, prefix=on("h1"))
 
-    unknown = typed("run")
-    assert unknown.returncode == 0, unknown.stderr
+    typed(0, "run")
     assert known.read_text().startswith("h2 ssh-ed25519 "), "a key that was unknown is remembered"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
     known.write_text(f"h2 {other.with_suffix('.pub').read_text()}")
-    changed = typed("run", "seed=1")
-    assert changed.returncode == 2
+    changed = typed(2, "run", "seed=1")
     assert f"Host key for h2 has changed (`ssh-keygen -f {known} -R h2`" in changed.stderr
     assert "launch.ssh_options=[StrictHostKeyChecking=no]" in changed.stderr
-    (to_mend,) = json.loads(typed("doctor", "--json").stdout)["to_mend"]
+    (to_mend,) = json.loads(typed(1, "doctor", "--json").stdout)["to_mend"]
     assert f"`ssh-keygen -f {known} -R h2`" in to_mend
-    accepted = typed("run", "seed=1", more=("StrictHostKeyChecking=no",))
-    assert accepted.returncode == 0, accepted.stderr
-    words = shlex.join(ssh.options(card(f"launch.ssh_options={json.dumps(options)}")))
+    typed(0, "run", "seed=1", more=("StrictHostKeyChecking=no",))
+    hosts = ("num_workers=2", "local_batch=8", "launch.hosts='h1:1,h2:1'")
+    card = compose(*hosts, f"launch.ssh_options={json.dumps(options)}").launch
+    words = shlex.join(ssh.options(card))  # type: ignore[arg-type]
     (identity,) = [key.partition("=")[2] for key in keys if "identity" in key]
     horovodrun = ("bsweep.launch.horovodrun_command", words, "-np", "2", "-H", "h1:1,h2:1")
     start = (*on("h1"), forks().python, "-m", *horovodrun)

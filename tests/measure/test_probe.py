@@ -14,7 +14,7 @@ from bsweep.allocation import probes
 from bsweep.config.run import RunConfig
 from bsweep.measure import probe_worker
 from bsweep.runlog.probe_file import Probe
-from tests.support.running import TINY, bsweep, compose, imported_first, ran_ok, summaries
+from tests.support.running import TINY, bsweep, compose, exits, imported_first, ran_ok, summaries
 from tests.support.training import set_up
 
 DATA = (*TINY, "data.num_train=300", "data.shape=[3,32,32]")
@@ -103,8 +103,7 @@ def test_a_memory_limit_holds_in_training_as_in_the_probe(
     smaller, larger = largest * 3 // 4, min(120, largest * 2 + 2)
     assert larger >= largest * 3 / 2, "there are examples enough to run out of memory"
     both = f"local_batch={larger},{smaller}"
-    result = bsweep("run", "-m", *alone, both, cwd=tmp_path, fresh=True)
-    assert result.returncode == 1, result.stdout + result.stderr
+    exits(1, "run", "-m", *alone, both, cwd=tmp_path, fresh=True)
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
     assert ends == {larger: "out_of_memory", smaller: "completed"}
 
@@ -167,8 +166,7 @@ def test_a_failed_probe_says_why_and_leaves_the_last_one(tmp_path: Path) -> None
     kept.parent.mkdir(parents=True)
     kept.write_text('{"schema": 1}')
     limited = ("strategy=allreduce", "launch.memory_limit_mb=[300,0.001]", "model.width=512")
-    result = bsweep("probe", *POINT, *limited, cwd=tmp_path)
-    assert result.returncode == 1, result.stderr
+    result = exits(1, "probe", *POINT, *limited, cwd=tmp_path)
     assert "a local batch of 1 is out of memory" in result.stderr, result.stderr
     assert "rank 1" in result.stderr
     assert kept.read_text() == '{"schema": 1}'

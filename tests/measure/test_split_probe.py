@@ -15,7 +15,7 @@ from bsweep.config.run import RunConfig
 from bsweep.launch import Outcome
 from bsweep.runlog.probe_file import ProbedSplit
 from bsweep.study import side_runs, split_probe
-from tests.support.running import bsweep, compose, ran_ok, summaries
+from tests.support.running import compose, exits, ran_ok, summaries
 
 POINT = (
     "data=synthetic", "data.num_train=2400", "data.num_test=20", "data.shape=[3,64,64]",
@@ -59,7 +59,7 @@ def test_each_way_of_splitting_has_its_largest_batch_in_one_file(tmp_path: Path)
     # Within a few MiB of a limit a batch may fit one time and not the next.
     smaller = largest * 3 // 4
     words = ("strategy=sharded", LIMIT, f"local_batch={smaller},{2 * largest}")
-    bsweep("run", *POINT, *words, "data.num_train=1200", cwd=tmp_path)
+    exits(1, "run", *POINT, *words, "data.num_train=1200", cwd=tmp_path)
     ends = {batch: end["status"] for batch, end in summaries(tmp_path).items()}
     assert ends == {smaller: "completed", 2 * largest: "out_of_memory"}
 
@@ -133,8 +133,7 @@ def test_a_file_that_is_no_probe_is_kept_and_said(tmp_path: Path) -> None:
         ('{"schema": 3, "news": 1}', "a newer bsweep wrote this file (probe schema 3)"),
     ):
         path.write_text(text)
-        ran = bsweep("probe", *POINT, "strategy=sharded", "local_batch=8", cwd=tmp_path)
-        assert ran.returncode == 2, ran.stderr
+        ran = exits(2, "probe", *POINT, "strategy=sharded", "local_batch=8", cwd=tmp_path)
         assert reason in ran.stderr
         assert "move or remove the file" in ran.stderr
         assert path.read_text() == text

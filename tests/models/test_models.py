@@ -17,6 +17,7 @@ from bsweep.config.models import LlamaConfig, VGG16Config
 from bsweep.config.values import ConfigError
 from bsweep.models.llama import Llama, rotary_table, rotate
 from bsweep.numerics.vector import layout
+from tests.support import divided_network
 from tests.support.refusing import refused
 from tests.support.running import TINY, compose
 
@@ -156,19 +157,30 @@ def test_a_layer_without_parameters_belongs_to_the_piece_before_it() -> None:
     assert pieces[1][1](pieces[0][1](first)).shape == (2, 64, 16, 16)
 
 
+STAGES = "strategy=pipeline num_workers=2"
+LIBRARYS = "model=torchvision model.architecture"
+
+
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize(
     "row",
     [
-        ("model=tiny_cnn num_workers=4", "4 stages", "3 pieces (conv1, conv2, head)"),
-        ("model=tiny_cnn strategy.cuts=[3]", "strategy.cuts=[3]", "give cuts between 1 and 2"),
-        ("model=torchvision model.architecture=squeezenet1_0", "nn.Sequential", "pieces()"),
+        (f"{STAGES} model=tiny_cnn num_workers=4", "4 stages", "3 pieces (conv1, conv2, head)"),
+        (
+            f"{STAGES} model=tiny_cnn strategy.cuts=[3]",
+            "strategy.cuts=[3]",
+            "give cuts between 1 and 2",
+        ),
+        (f"{STAGES} {LIBRARYS}=squeezenet1_0", "nn.Sequential", "pieces()"),
+        (f"{LIBRARYS}=alexnet", "or larger images."),
+        (f"{LIBRARYS}=googlenet", "not logits [2, 10]: give model.options.aux_logits=false."),
+        (f"{LIBRARYS}=inception_v3 +model.options.aux_logits=false", "or larger images."),
     ],
 )
-def test_a_model_that_cannot_be_cut_so_is_refused(row: tuple[str, ...]) -> None:
+def test_what_a_model_cannot_do_is_said_with_its_remedy(row: tuple[str, ...]) -> None:
     words, *expected = row
-    config = compose("strategy=pipeline", "num_workers=2", "local_batch=8", *words.split())
     with refused(*expected):
-        models.check_model(config, 10, (3, 32, 32))
+        models.check_model(compose("local_batch=8", *words.split()), 10, (3, 32, 32))
 
 
 CUT = """\
@@ -216,20 +228,10 @@ def test_pieces_of_an_own_model_are_tried_before_a_run(
         models.try_model(config, info)
 
 
-class Tied(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.out = torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5)
-        self.out.weight = self.words.weight
-
-    def pieces(self) -> list[tuple[str, torch.nn.Module]]:
-        return [("words", self.words), ("out", self.out)]
-
-
 def test_a_parameter_of_two_pieces_is_refused() -> None:
     card = compose("model=timm", "local_batch=8", "model.architecture=resnet18").model
-    with pytest.raises(ConfigError, match=r"words\.weight is in 2 of its pieces"):
-        models.pieces(card, Tied())
+    with pytest.raises(ConfigError, match=r"2\.weight is in 2 of its pieces"):
+        models.pieces(card, divided_network.tied(10, (3, 8, 8)))
 
 
 class Nested(torch.nn.Module):
@@ -250,18 +252,3 @@ def test_blocks_are_modules_that_compute_something() -> None:
     named = compose(*words, "model.blocks=[layers]").model
     with pytest.raises(ConfigError, match=r"blocks has layers, which is a list.*layers\.\*"):
         models.blocks(named, model)
-
-
-@pytest.mark.full(but=1)
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("alexnet", "or larger images."),
-        ("googlenet", "not logits [2, 10]: give model.options.aux_logits=false."),
-        ("inception_v3 +model.options.aux_logits=false", "or larger images."),
-    ],
-)
-def test_what_a_librarys_model_needs_is_said(words: str, said: str) -> None:
-    point = ("model=torchvision", "local_batch=8", *f"model.architecture={words}".split())
-    with refused(said):
-        models.check_model(compose(*point), 10, (3, 32, 32))

@@ -21,7 +21,7 @@ from bsweep.data.info import DataInfo
 from bsweep.runlog.reading import read_records
 from bsweep.study import branching
 from tests.study.test_run import runs, summary
-from tests.support.running import TINY, bsweep, compose, ran_ok
+from tests.support.running import TINY, compose, exits, ran_ok
 
 ALONE = ("strategy=single", "launch=inline")
 MODELS = """\
@@ -73,17 +73,15 @@ class Pair(nn.Module):
         return self.layer(images), images
 
 class Modes(nn.Module):
-    def __init__(self, num_classes, shape, in_evaluation="same", uses_all=True):
+    def __init__(self, num_classes, shape, most_evaluated=10, uses_all=True):
         super().__init__()
         self.layer, self.unused = flat(num_classes, shape), nn.Linear(3, 3)
-        self.in_evaluation, self.uses_all = in_evaluation, uses_all
+        self.most_evaluated, self.uses_all = most_evaluated, uses_all
 
     def forward(self, images):
         more = self.unused(images[0, 0, :1, :3]).sum() if self.uses_all else 0
         outputs = self.layer(images) + more
-        if self.training or self.in_evaluation == "same":
-            return outputs
-        return outputs[:, :5]
+        return outputs if self.training else outputs[:, : self.most_evaluated]
 
 class Fails(nn.Module):
     def __init__(self, num_classes, shape, rank=None):
@@ -139,7 +137,7 @@ def test_a_function_of_a_file_gives_the_model_that_its_options_say(folder: Path)
         ("flat +model.options.norm=true local_batch=1", "=1 with model=own: BatchNorm needs"),
         ("wrong_shape", r"a tensor of shape \[8, 7\] for .* not logits \[8, 10\]: return logits"),
         (
-            "Modes +model.options.in_evaluation=fewer",
+            "Modes +model.options.most_evaluated=5",
             r"tried in evaluation mode on 8 examples .* returned a tensor of shape \[8, 5\]",
         ),
         (
@@ -175,8 +173,7 @@ def test_a_model_may_need_a_multiple_of_some_examples(folder: Path) -> None:
 
 def test_a_model_that_does_not_fit_the_data_starts_nothing(folder: Path) -> None:
     point = ("model=own", "model.target=mine.py:Pair", "local_batch=8", "study=s")
-    result = bsweep("run", *TINY, *ALONE, *point, cwd=folder)
-    assert result.returncode == 2
+    result = exits(2, "run", *TINY, *ALONE, *point, cwd=folder)
     (said,) = result.stderr.splitlines()
     assert said.startswith("bsweep: model.target=mine.py:Pair, tried on 8 examples of shape")
     assert "returned tuple for targets of shape [8], " in said
@@ -307,8 +304,7 @@ def test_an_error_in_own_code_shows_its_traceback_and_the_sweep_goes_on(folder: 
     """Two workers train what the run folder holds, wherever they are."""
     model = ("model=own", "model.target=mine.py:Fails", "model.options.rank='1',none")
     point = ("local_batch=8", "num_workers=2", "strategy=allreduce", "study=s")
-    result = bsweep("run", "-m", *TINY, *model, *point, cwd=folder)
-    assert result.returncode == 1, result.stderr
+    exits(1, "run", "-m", *TINY, *model, *point, cwd=folder)
     ends = {one["status"]: one["message"] for one in map(summary, runs(folder))}
     assert ends.keys() == {"failed", "completed"}
     lines = ends["failed"].splitlines()

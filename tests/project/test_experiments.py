@@ -89,16 +89,15 @@ def test_an_installed_wheel_runs_outside_the_checkout(tmp_path: Path) -> None:
     uv = (tool("uv"), "--quiet", "--offline", "--no-cache")
     python = ("--python", sys.executable)
     build = ("build", "--wheel", "--no-build-isolation", "--out-dir", str(tmp_path), str(ROOT))
-    captured([*uv, *build, *python], check=True)
+    captured([*uv, *build, *python], 0)
     (built,) = tmp_path.glob("bsweep-*.whl")
     install = ("pip", "install", "--no-deps", "--target", str(site), str(built))
-    captured([*uv, *install, *python], check=True)
+    captured([*uv, *install, *python], 0)
     for extra in ("safetensors", "sklearn", "timm", "tokenizers"):
         (site / f"{extra}.py").write_text("raise ImportError")
     env = {**os.environ, "PYTHONPATH": str(site)}
     script = ["bash", str(site / "bsweep/scripts/build_horovod.sh"), sys.executable, "--key"]
-    assert "horovod" in captured(script, check=True).stdout
+    assert "horovod" in captured(script, 0).stdout
     command = [sys.executable, str(site / "bin/bsweep"), "run", "--report", *shrunk("quickstart")]
-    result = captured(command, cwd=elsewhere, env=env)
-    assert result.returncode == 0, result.stderr
+    captured(command, 0, cwd=elsewhere, env=env)
     assert (elsewhere / "results/quickstart/report/report.html").exists()

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running import ROOT, captured
+from tests.support.running import ROOT, captured, write_program
 
 STEPS = ["pytest", "benches", "bsweep"]  # tests, benches, the sweep
 Script = Callable[..., subprocess.CompletedProcess[str]]
-PYTHON = """#!/bin/sh
+PYTHON = """
 echo "$*" >>calls
 echo "output of $2"
 case "$*" in *"$SLOW"*) exec sleep 60;; *"$FAILING"*) exit 3;; esac
@@ -25,18 +25,21 @@ case "$*" in *"$SLOW"*) exec sleep 60;; *"$FAILING"*) exit 3;; esac
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """A function that runs it in a checkout, on a machine with GPUs of such names."""
+    """A function that runs it in a checkout, on a machine with GPUs of such names, to an exit with
+    this code.
+    """
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    (programs := tmp_path / "programs").mkdir()
-    for name, text in (("nvidia-smi", '#!/bin/sh\nprintf "$GPUS"\n'), ("python", PYTHON)):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
+    programs = tmp_path / "programs"
+    write_program(programs / "nvidia-smi", 'printf "$GPUS"')
+    write_program(programs / "python", PYTHON)
 
-    def run(*arguments: str, gpus: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str, code: int = 0, gpus: str = "", **env: str
+    ) -> subprocess.CompletedProcess[str]:
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         variables = {"GPUS": gpus, "PATH": path, "SLOW": "none", "FAILING": "none", **env}
         command = [f"{tmp_path}/scripts/gpu.sh", "--python", f"{programs}/python", *arguments]
-        return captured(command, env={**os.environ, **variables}, cwd="/", timeout=60)
+        return captured(command, code, env={**os.environ, **variables}, cwd="/", timeout=60)
 
     return run
 
@@ -50,27 +53,23 @@ def calls(folder: Path) -> list[str]:
 
 
 def test_without_a_gpu_it_says_so_and_does_nothing(script: Script, tmp_path: Path) -> None:
-    for result in (script(), script(gpus="Tesla T4\\n", CUDA_VISIBLE_DEVICES="")):
-        assert result.returncode == 2
+    hidden = {"gpus": "Tesla T4\\n", "CUDA_VISIBLE_DEVICES": ""}
+    for result in (script(code=2), script(code=2, **hidden)):
         assert result.stderr.startswith("No GPU")
     assert not calls(tmp_path)
 
 
 def test_what_cannot_work_ends_it_before_the_tests(script: Script, tmp_path: Path) -> None:
     """GPUs that torch cannot use, and a disk that is full."""
-    result = script(gpus="Tesla K80\\n", FAILING="bsweep.core.gpus")
-    assert result.returncode == 3
-    (df := tmp_path / "programs/df").write_text("#!/bin/sh\necho head; echo / 9 8 1500000 9%\n")
-    df.chmod(0o755)
-    result = script(gpus="NVIDIA H200\\n")
-    assert result.returncode == 1
+    script(code=3, gpus="Tesla K80\\n", FAILING="bsweep.core.gpus")
+    write_program(tmp_path / "programs/df", "echo head; echo / 9 8 1500000 9%")
+    result = script(code=1, gpus="NVIDIA H200\\n")
     assert "has 1 GB left, and this takes up to 2: make room" in result.stderr
     assert not calls(tmp_path)
 
 
 def test_a_dry_run_says_what_it_would_do(script: Script, tmp_path: Path) -> None:
     result = script("--dry-run", "data.root=cifar10", gpus="Tesla T4\\nTesla T4\\n")
-    assert result.returncode == 0
     where, set_up, tests, bench, sweep, _ = result.stderr.splitlines()
     assert where == "In results/2x_tesla_t4, on 2 x Tesla T4:"
     assert set_up.endswith("python -m bsweep.core.gpus")
@@ -84,14 +83,12 @@ def test_a_dry_run_says_what_it_would_do(script: Script, tmp_path: Path) -> None
 
 
 def test_what_is_done_is_not_done_again(script: Script, tmp_path: Path) -> None:
-    result = script(gpus="NVIDIA H200\\n", FAILING="benches")
-    assert result.returncode == 1
+    result = script(code=1, gpus="NVIDIA H200\\n", FAILING="benches")
     assert "Failed: bench." in result.stderr
     folder = tmp_path / "results/1x_nvidia_h200"
     assert [line.split()[1] for line in calls(tmp_path)] == STEPS, "in the order of worth"
     assert (folder / "tests.log").read_text() == "output of pytest\n"
     result = script(gpus="NVIDIA H200\\n")
-    assert result.returncode == 0
     assert "tests: already done" in result.stderr
     again = calls(tmp_path)
     assert [line.split()[1] for line in again] == STEPS[1:], "the sweep knows what of it is done"
@@ -99,9 +96,8 @@ def test_what_is_done_is_not_done_again(script: Script, tmp_path: Path) -> None:
 
 
 def test_it_ends_in_time_and_goes_on_later(script: Script, tmp_path: Path) -> None:
-    result = script("--seconds", "2", gpus="NVIDIA H200\\n", SLOW="benches")
-    assert result.returncode == 1
+    result = script("--seconds", "2", code=1, gpus="NVIDIA H200\\n", SLOW="benches")
     assert "The 2 seconds are over: bench is left" in result.stderr
     assert len(calls(tmp_path)) == 2
-    assert script(gpus="NVIDIA H200\\n").returncode == 0
+    script(gpus="NVIDIA H200\\n")
     assert len(calls(tmp_path)) == 2

@@ -32,14 +32,6 @@ def executed(notebook: Any, folder: Path) -> Any:
     return notebook
 
 
-def pictures_and_text(folder: Path) -> tuple[int, str]:
-    """Run the tour in a folder: how many pictures it shows, and what it prints."""
-    cells = executed(RESULTS / "figures.ipynb", folder).cells
-    outputs = [output for cell in cells for output in cell.get("outputs", ())]
-    pictures = sum("image/png" in output.get("data", {}) for output in outputs)
-    return pictures, "".join(output.get("text", "") for output in outputs)
-
-
 def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Jupyter does, in the notebook's folder, while the study is named from the checkout's
     root.
@@ -48,8 +40,10 @@ def test_it_shows_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     write_study(folder / "mine", local_batches=(8, 64, 256))
     write_run(folder / "mine", local_batch=512, status="diverged", num_epochs_done=1)
     monkeypatch.setenv("BSWEEP_STUDY", "results/mine")
-    pictures, text = pictures_and_text(folder)
-    assert pictures == 8
+    tour = executed(RESULTS / "figures.ipynb", folder)
+    outputs = [output for cell in tour.cells for output in cell.get("outputs", ())]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 8
+    text = "".join(texts(tour))
     assert "mine\nFastest to a test accuracy of 0.8: global batch 512 on 2 workers" in text
     assert "Fastest within 0.01 of the best test accuracy: local batch 64 on 2 workers" in text
 

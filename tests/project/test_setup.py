@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.running import ROOT, captured, ran_ok, wait_for
+from tests.support.running import ROOT, captured, ran_ok, wait_for, write_program
 
 pytestmark = pytest.mark.full
 
@@ -95,22 +95,24 @@ class Checkout:
     root: Path
     env: dict[str, str]
 
-    def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(self.root / "scripts" / script), *arguments]
-        return captured(command, env=self.env, cwd="/", stdin=subprocess.DEVNULL, timeout=300)
+    def run(self, script: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a script, which must exit with this code."""
+        command = [f"{self.root}/scripts/{script}", *arguments]
+        return captured(command, code, env=self.env, cwd="/", stdin=subprocess.DEVNULL, timeout=300)
 
-    def build(self) -> subprocess.CompletedProcess[str]:
-        return self.run("build_horovod.sh", str(self.root / ".venv" / "bin" / "python"))
+    def set_up(self, code: int = 0) -> str:
+        """Run setup.sh, and return what it says."""
+        return self.run("setup.sh", code=code).stderr
+
+    def build(self, code: int = 0) -> str:
+        """Build and install Horovod, and return what is said of it."""
+        return self.run("build_horovod.sh", f"{self.root}/.venv/bin/python", code=code).stderr
 
     @property
     def cached(self) -> Path:
         """The folder of the wheel that fits."""
-        return Path(self.env["XDG_CACHE_HOME"], "bsweep", "wheels", self.key())
-
-    def key(self) -> str:
-        return self.run(
-            "build_horovod.sh", str(self.root / ".venv" / "bin" / "python"), "--key"
-        ).stdout.strip()
+        key = self.run("build_horovod.sh", f"{self.root}/.venv/bin/python", "--key").stdout.strip()
+        return Path(self.env["XDG_CACHE_HOME"], "bsweep", "wheels", key)
 
     def pip_calls(self) -> list[str]:
         """What pip was asked to do since the last time."""
@@ -124,25 +126,19 @@ class Checkout:
         return next((self.root / ".venv" / "lib").glob("python3*/site-packages"))
 
     def with_torch(self, cuda: str | None = None) -> Checkout:
-        self.site.joinpath("torch").mkdir()
-        self.site.joinpath("torch", "version.py").write_text(
-            f"__version__ = '2.13.0'\ncuda = {cuda!r}\n"
-        )
-        self.site.joinpath("torch", "__init__.py").write_text(
-            "from torch import cuda, version\n__version__ = 'fake'\n"
-        )
+        (torch := self.site / "torch").mkdir()
+        (torch / "version.py").write_text(f"__version__ = '2.13.0'\ncuda = {cuda!r}\n")
+        imports = "from torch import cuda, version\n"
+        (torch / "__init__.py").write_text(f"{imports}__version__ = 'fake'\n")
         listed = "['sm_75', 'sm_90', 'sm_120', 'compute_120']"
         answers = {"get_arch_list": listed, "device_count": 0, "is_available": False}
         lines = (f"def {name}(): return {answer}\n" for name, answer in answers.items())
-        self.site.joinpath("torch", "cuda.py").write_text("".join(lines))
+        (torch / "cuda.py").write_text("".join(lines))
         return self
 
     def with_program(self, name: str, script: str) -> Checkout:
         """The same checkout, where `name` runs `script`."""
-        path = Path(self.env["PATH"], name)
-        path.unlink(missing_ok=True)
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
+        write_program(Path(self.env["PATH"], name), script)
         return self
 
     def with_env(self, **changes: str) -> Checkout:
@@ -187,34 +183,20 @@ _COREUTILS = (
 )  # fmt: skip
 
 
-def set_up(checkout: Checkout) -> str:
-    """Run setup.sh, which must succeed, and return what it says."""
-    done = checkout.run("setup.sh")
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
-def built(checkout: Checkout) -> str:
-    """Build and install Horovod, which must succeed, and return what is said of it."""
-    done = checkout.build()
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
 def test_what_is_missing_or_changed_is_installed_and_nothing_else(checkout: Checkout) -> None:
-    assert "Set up in .venv" in set_up(checkout)
+    assert "Set up in .venv" in checkout.set_up()
     assert any(call.startswith("wheel") for call in checkout.pip_calls())
-    assert set_up(checkout) == "Already set up in .venv.\n"
+    assert checkout.set_up() == "Already set up in .venv.\n"
     assert checkout.pip_calls() == []
     Path(checkout.env["PATH"], "c++").unlink()  # the wheel is in the cache
     for lost in ("torch/version.py", "horovod/torch/mpi_lib_v2.so"):
         (checkout.site / lost).unlink()
-        assert "Set up in .venv" in set_up(checkout)
+        assert "Set up in .venv" in checkout.set_up()
         assert (checkout.site / lost).exists()
     checkout.pip_calls()
     with (checkout.root / "constraints.txt").open("a") as constraints:
         constraints.write("left-pad==1.0\n")
-    set_up(checkout)
+    checkout.set_up()
     calls = checkout.pip_calls()
     assert any("torch" in call.split() for call in calls)
     assert not any(call.startswith("wheel") for call in calls), "Horovod comes from the cache"
@@ -222,22 +204,21 @@ def test_what_is_missing_or_changed_is_installed_and_nothing_else(checkout: Chec
 
 def test_a_torch_that_is_named_replaces_the_pin(checkout: Checkout) -> None:
     named = checkout.with_env(BSWEEP_TORCH="2.8.0")
-    set_up(named)
+    named.set_up()
     pins = (checkout.root / ".venv" / "constraints.txt").read_text().splitlines()
     others = ("torch", "triton", "sympy", "cuda", "nvidia")
     assert [pin for pin in pins if pin.startswith(others)] == ["torch==2.8.0"]
     assert any(pin.startswith("timm==") for pin in pins)
-    assert "Already set up" in set_up(named)
-    assert "Already set up" not in set_up(checkout)
+    assert "Already set up" in named.set_up()
+    assert "Already set up" not in checkout.set_up()
 
 
 def test_a_failed_step_shows_the_log_and_is_not_taken_for_done(checkout: Checkout) -> None:
     (checkout.site / "pip" / "__main__.py").write_text("import sys; sys.exit('no network')")
     for _ in range(2):
-        failed = checkout.run("setup.sh")
-        assert failed.returncode == 1
-        assert "no network" in failed.stderr
-        assert f"All output: {checkout.root / '.venv' / 'setup.log'}" in failed.stderr
+        failed = checkout.set_up(code=1)
+        assert "no network" in failed
+        assert f"All output: {checkout.root / '.venv' / 'setup.log'}" in failed
 
 
 @pytest.mark.parametrize(
@@ -258,10 +239,9 @@ def test_what_cannot_work_is_named_before_the_build(
         checkout.with_torch().with_program(program, script)
     else:
         Path(checkout.env["PATH"], program).unlink()
-    failed = checkout.run("setup.sh")
-    assert failed.returncode == 1
-    assert all(word in failed.stderr for word in words), failed.stderr
-    assert "Compiling" not in failed.stderr
+    failed = checkout.set_up(code=1)
+    assert all(word in failed for word in words), failed
+    assert "Compiling" not in failed
     assert program == "nvidia-smi" or checkout.pip_calls() == []
 
 
@@ -287,22 +267,21 @@ def test_an_end_in_mid_compile_leaves_nothing_behind(
     )
     assert not any(temporary.iterdir())
     assert [path.name for path in checkout.cached.iterdir()] == ["build.log"]
-    set_up(checkout.with_program("c++", "exit 0"))
+    checkout.with_program("c++", "exit 0").set_up()
 
 
 def test_a_built_wheel_is_used_again_and_a_failed_build_is_not(checkout: Checkout) -> None:
     checkout.with_torch().with_program("c++", "echo fatal error: out of luck >&2; exit 1")
-    failed = checkout.build()
+    failed = checkout.build(code=1)
     log = checkout.cached / "build.log"
-    assert failed.returncode == 1
-    assert f"All output: {log}" in failed.stderr
-    assert "apt-get install build-essential" in failed.stderr
+    assert f"All output: {log}" in failed
+    assert "apt-get install build-essential" in failed
     assert "out of luck" in log.read_text()
     assert [path.name for path in log.parent.iterdir()] == ["build.log"]
-    assert "Compiling Horovod" in built(checkout.with_program("c++", "exit 0"))
+    assert "Compiling Horovod" in checkout.with_program("c++", "exit 0").build()
     assert sorted(path.name for path in checkout.cached.iterdir()) == ["build.log", WHEEL]
     checkout.pip_calls()
-    assert "Compiling" not in built(checkout.with_program("c++", "exit 1"))
+    assert "Compiling" not in checkout.with_program("c++", "exit 1").build()
     assert any(str(checkout.cached / WHEEL) in call for call in checkout.pip_calls())
 
 
@@ -315,10 +294,8 @@ def _with_nccl(checkout: Checkout, cuda: str = "13.0") -> Checkout:
 
 
 def _toolkit(folder: Path, release: str) -> str:
-    nvcc = folder / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.88\n")
-    nvcc.chmod(0o755)
+    told = f"echo Cuda compilation tools, release {release}, V{release}.88"
+    write_program(folder / "bin" / "nvcc", told)
     header = folder / "include" / "cuda_runtime.h"
     header.parent.mkdir()
     header.touch()
@@ -343,7 +320,7 @@ def test_nccl_is_built_with_a_toolkit_that_fits_or_with_pypis(
     checkout = _with_nccl(checkout).with_env(HOROVOD_BUILD_CUDA_CC_LIST=chosen)
     if release:
         checkout = checkout.with_env(CUDA_HOME=_toolkit(tmp_path / "toolkit", release))
-    built(checkout)
+    checkout.build()
     suffix = f"-sm{chosen.replace(',', '_')}" if chosen else ""
     assert checkout.cached.name.endswith(f"cxx20-gloo-nccl{suffix}")
     assert (checkout.site / "horovod" / "capabilities").read_text() == capabilities
@@ -361,7 +338,7 @@ def test_gloo_alone_has_no_cuda_beside_any_toolkit(
         "HOROVOD_GPU_OPERATIONS": operations,
     }
     checkout = _with_nccl(checkout, cuda).with_env(**env)
-    said = built(checkout)
+    said = checkout.build()
     assert f"Note: Horovod gets Gloo alone, for torch is built for CUDA {cuda}" in said
     assert "use strategy=ddp" in said
     assert checkout.cached.name.endswith("cxx20-gloo-alone")
@@ -382,9 +359,7 @@ def test_a_wheel_that_is_not_what_it_should_be_is_not_kept(
     """Nor is one built without the toolkit, which cannot be fetched."""
     fake = checkout.site / "pip" / "__main__.py"
     fake.write_text(fake.read_text().replace(right, wrong))
-    failed = _with_nccl(checkout).build()
-    assert failed.returncode == 1
-    assert said in failed.stderr
+    assert said in _with_nccl(checkout).build(code=1)
     assert [path.name for path in checkout.cached.iterdir()] == ["build.log"]
 
 
@@ -394,8 +369,7 @@ def test_the_scripts_may_be_run() -> None:
 
 
 def test_the_command_runs_the_script_for_its_own_python(tmp_path: Path) -> None:
-    (tmp_path / "bash").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "bash").chmod(0o755)
+    write_program(tmp_path / "bash", 'echo "$@"')
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     result = ran_ok("setup-horovod", cwd=tmp_path, env={"PATH": path}, fresh=True)
     assert result.stdout.split() == [str(ROOT / "scripts" / "build_horovod.sh"), sys.executable]

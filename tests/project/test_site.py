@@ -47,9 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the site, as scripts/docs.sh builds it."""
     folder = tmp_path_factory.mktemp("site")
     words = [str(ROOT / "scripts/docs.sh"), "--site-dir", str(folder)]
-    built = captured(words)
-    assert built.returncode == 0, built.stderr
-    assert "WARNING" not in built.stderr
+    assert "WARNING" not in captured(words, 0).stderr
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shlex
@@ -19,7 +18,7 @@ from matplotlib.patches import Rectangle
 import bsweep
 from bsweep import analysis, plots
 from bsweep.analysis.cell_tables import split_models
-from bsweep.analysis.study.targets import crossings
+from bsweep.analysis.study.targets import AMOUNTS, crossings
 from bsweep.config.target import Target
 from bsweep.plots.drawing import PALE
 from tests.report.browser import assert_accessible, drawn, go, opened, page_of, rows, strong
@@ -49,16 +48,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> analysis.Study:
         folder, local_batch=8, status="failed", num_epochs_done=0, message=HOSTILE,
         events=(HOSTILE,), settings=settings, meta=meta,
     )  # fmt: skip
-    logs = run / "logs/rank.0"
-    logs.mkdir(parents=True)
     for rank, (time, is_consequence) in enumerate([(1.0, True), (2.0, False)]):
         error = {
             "message": f"Error of {rank}", "traceback": "Traceback\n  File own.py\n    step()",
             "time": time, "is_consequence": is_consequence,
         }  # fmt: skip
-        (run / f"logs/rank.{rank}").mkdir(exist_ok=True)
+        (run / f"logs/rank.{rank}").mkdir(parents=True)
         (run / f"logs/rank.{rank}/error.json").write_text(json.dumps(error))
-    (logs / "stderr").write_text(f"Traceback\n{HOSTILE}\nValueError: no\n")
+    (run / "logs/rank.0/stderr").write_text(f"Traceback\n{HOSTILE}\nValueError: no\n")
     return bsweep.load(folder)
 
 
@@ -232,46 +229,42 @@ def test_the_map_shows_the_cells_of_the_analysis(
     assert f"★ {best:.3g}" in texts
 
 
+TARGETS = (("test_accuracy", 0.9), ("test_accuracy", 0.87), ("test_loss", 1.1), ("test_loss", 1.13))
+
+
 @pytest.mark.full
 def test_times_to_targets_equal_those_of_python(
     browser: Any, path: Path, study: analysis.Study
 ) -> None:
+    rng, curves = np.random.default_rng(0), []
+    for count in rng.integers(1, 12, 300):
+        levels = [None if level > 10 else level for level in rng.integers(6, 12, count).tolist()]
+        curve = {name: np.cumsum(rng.integers(1, 9, count)).tolist() for name in AMOUNTS}
+        curve["test_accuracy"] = [level and level / 10 for level in levels]
+        curve["test_loss"] = [level and (20 - level) / 10 for level in levels]
+        curves.append(curve)
+    table = pd.concat(pd.DataFrame({"run_id": run, **curve}) for run, curve in enumerate(curves))
+    table = table.rename(columns=AMOUNTS).astype({"test_accuracy": float, "test_loss": float})
+    many = "([curves, metric, value]) => curves.map((curve) => toTarget(curve, metric, value))"
+    held = (
+        "Object.fromEntries(rows.filter((one) => one.curve).map((one) => [one.run_id, one.curve]))"
+    )
     with opened(browser, path) as page:
-        for metric, value in itertools.product(
-            ("test_accuracy", "test_loss"), (0.02, 0.31, 0.5, 0.77, TARGET, 0.99)
-        ):
-            known = analysis.to_target(study, Target(metric, value))
-            found = page.evaluate(
-                "([metric, value]) => Object.fromEntries(rows.filter((row) => row.curve)"
-                ".map((row) => [row.run_id, toTarget(row.curve, metric, value)]))",
-                [metric, value],
-            )
-            assert found.keys() == set(known.index)
-            for run_id, expected in known.iterrows():
-                here = found[str(run_id)]
-                assert (here is not None) == expected["reached"]
-                for name in ("seconds", "steps", "epochs", "examples") if here else ():
-                    assert here[name] == pytest.approx(expected[f"{name}_to_target"], rel=1e-8)
-                assert here is None or here["is_bound"] == expected["is_bound"]
-        rng, curves, tables = np.random.default_rng(0), [], []
-        names = ("train_seconds", "num_steps", "epochs_done", "num_examples")
-        for run, num_evaluations in enumerate(rng.integers(1, 12, 300)):
-            levels = rng.integers(6, 12, num_evaluations).tolist()
-            scores = [None if level > 10 else level / 10 for level in levels]
-            seconds = np.cumsum(rng.integers(1, 9, num_evaluations)).tolist()
-            amounts = dict.fromkeys(names, seconds)
-            tables.append(pd.DataFrame({"run_id": run, "test_accuracy": scores, **amounts}))
-            amounts = dict.fromkeys(("seconds", "steps", "epochs", "examples"), seconds)
-            curves.append({"test_accuracy": scores, **amounts})
-        table = pd.concat(tables).astype({"test_accuracy": float})
-        known = crossings(table, Target("test_accuracy", 0.9)).reindex(range(len(curves)))
-        known["reached"] = known["reached"].eq(True)
-        many = "(curves) => curves.map((curve) => toTarget(curve, 'test_accuracy', 0.9))"
-        for here, (_, there) in zip(page.evaluate(many, curves), known.iterrows(), strict=True):
-            assert (here is not None) == there["reached"]
-            if here:
-                assert here["seconds"] == pytest.approx(there["seconds_to_target"])
-                assert here["is_bound"] == there["is_bound"]
+        of_runs = page.evaluate(held)
+        for metric, value in TARGETS:
+            known = crossings(table, Target(metric, value)).reindex(range(len(curves)))
+            known["reached"] = known["reached"].eq(True)
+            found = page.evaluate(many, [curves, metric, value])
+            for here, (_, there) in zip(found, known.iterrows(), strict=True):
+                assert (here is not None) == there["reached"]
+                assert here is None or here["is_bound"] == there["is_bound"]
+                for name in AMOUNTS if here else ():
+                    assert here[name] == pytest.approx(there[f"{name}_to_target"], rel=1e-8)
+    assert of_runs.keys() == {*study.evaluations["run_id"]}
+    for run_id, evaluated in study.evaluations.groupby("run_id"):
+        for name in (*AMOUNTS, "test_accuracy", "test_loss"):
+            values = evaluated[AMOUNTS.get(name, name)].tolist()
+            assert of_runs[run_id][name] == pytest.approx(values, rel=1e-8)
 
 
 def test_the_slider_gives_medians_of_pythons_times(

@@ -5,16 +5,14 @@ from __future__ import annotations
 import http.client
 import importlib.util
 import json
-import queue
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,29 +65,22 @@ class Server:
     @contextmanager
     def events(
         self, path: str, name: str = "news", **headers: str
-    ) -> Iterator[queue.Queue[dict[str, Any]]]:
-        """Yield a queue of what a path's events of a name tell."""
-        found: queue.Queue[dict[str, Any]] = queue.Queue()
+    ) -> Iterator[Iterator[dict[str, Any]]]:
+        """Yield what a path's events of a name tell, one after the other."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         connection.request("GET", self.root + path, headers=headers)
         answer = connection.getresponse()
         assert answer.headers["content-type"].startswith("text/event-stream")
 
-        def read() -> None:
-            with suppress(OSError, ValueError, AttributeError, http.client.HTTPException):
-                event = ""
-                for line in map(bytes.decode, answer):
-                    event = line[7:-1] if line.startswith("event: ") else event
-                    if line.startswith("data: ") and event == name:
-                        found.put(json.loads(line[6:]))
+        def told() -> Iterator[dict[str, Any]]:
+            event = ""
+            for line in map(bytes.decode, answer):
+                event = line[7:-1] if line.startswith("event: ") else event
+                if line.startswith("data: ") and event == name:
+                    yield json.loads(line[6:])
 
-        threading.Thread(target=read, daemon=True).start()
-        try:
-            yield found
-        finally:
-            with suppress(OSError):
-                assert connection.sock is not None
-                connection.sock.shutdown(socket.SHUT_RDWR)
+        with closing(connection):
+            yield told()
 
 
 @contextmanager
@@ -213,9 +204,11 @@ def test_new_records_reach_a_reader_who_follows_until_the_server_is_interrupted(
             server.events("events?report=-1") as events,
             server.events("events?report=0", "curves") as grown,
         ):
-            shown = [events.get(timeout=PATIENCE)]
+            shown = [next(events)]
             while shown[-1].get("counts") != {"completed": 2}:
-                shown.append(events.get(timeout=PATIENCE))
+                shown.append(next(events))
+            curves = (curve for told in grown for curve in told.values())
+            assert any(len(curve["test_accuracy"]) > 3 for curve in curves)
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(PATIENCE) == 0
             assert "Traceback" not in server.log.read_text()
@@ -224,8 +217,6 @@ def test_new_records_reach_a_reader_who_follows_until_the_server_is_interrupted(
         sweep.kill()
         sweep.wait()
     assert len(shown[0]["points"]) == 2
-    curves = [curve for told in grown.queue for curve in told.values()]
-    assert max(len(curve["test_accuracy"]) for curve in curves) > 3
     assert any(news["sweeps"] for news in shown)
 
 
@@ -282,6 +273,12 @@ def test_a_name_of_the_own_machine_is_not_open_to_others(tmp_path: Path, host: s
         assert server.ask(at=host)[0] == 200
 
 
+def renewed(server: Server) -> Any:
+    """Return the document of a study, as a page that is loaded again gets it."""
+    server.ask()
+    return orjson.loads(server.ask("document.json")[1])
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("words", [(), ("--beside",)])
 def test_a_reader_who_connects_again_gets_what_was_missed(
@@ -290,31 +287,27 @@ def test_a_reader_who_connects_again_gets_what_was_missed(
     """A new curve has the times that the whole page has, which may be left out."""
     study = write_study(tmp_path / "s", local_batches=(8,), num_workers=(1,))
     with watching(tmp_path, "s", *words) as server:
-        server.ask()
-        told = orjson.loads(server.ask("document.json")[1])
+        told = renewed(server)
         path = f"events?report={told['version']}"
         with server.events(path) as news, server.events(path, "document") as documents:
-            assert documents.get(timeout=PATIENCE) == {"version": told["version"], "problem": ""}
-            first = news.get(timeout=PATIENCE)
+            assert next(documents) == {"version": told["version"], "problem": ""}
+            first = next(news)
         assert first["points"] == []
         run = write_run(study, local_batch=16, meta={**META, "beside_others": True})
         missed = {"Last-Event-ID": str(first["version"])}
         with server.events(path, **missed) as news, server.events(path, "curves", **missed) as of:
-            while not (points := news.get(timeout=PATIENCE)["points"]):
+            while not (points := next(news)["points"]):
                 pass  # the server has not looked since
             assert [point["run_id"] for point in points] == [run.name]
-            (curve,) = of.get(timeout=PATIENCE).items()
-        names: list[str] = []
-        ends = time.monotonic() + PATIENCE
-        while run.name not in names:  # a document may have read the run before its first epoch
-            assert time.monotonic() < ends
-            server.ask()  # as a page that is loaded again
-            document = orjson.loads(server.ask("document.json")[1])
-            names = document["runs"]["run_id"]
-        assert curve == (run.name, document["curves"][names.index(run.name)])
+            (curve,) = next(of).items()
+        # A document may have read the run before its first epoch.
+        wait_for(lambda: run.name in renewed(server)["runs"]["run_id"], server.process, PATIENCE)
+        document = renewed(server)
+        place = document["runs"]["run_id"].index(run.name)
+        assert curve == (run.name, document["curves"][place])
         assert (None in curve[1]["seconds"]) == (not words)
         with server.events(path, "document", **missed) as documents:
-            assert documents.get(timeout=PATIENCE)["version"] > first["version"]
+            assert next(documents)["version"] > first["version"]
         assert server.ask("events?report=x")[0] == 400
 
 

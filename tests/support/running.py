@@ -128,10 +128,24 @@ def popen(
     )
 
 
-def captured(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, and return its exit code and what it printed."""
+def captured(
+    command: Sequence[str], code: int | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and return its exit code and what it printed. It must exit with
+    `code`, if that is given.
+    """
     given: dict[str, Any] = {"check": False, "timeout": 600, **options}
-    return subprocess.run(command, capture_output=True, text=True, **given)
+    result = subprocess.run(command, capture_output=True, text=True, **given)
+    assert code in (None, result.returncode), result.stdout + result.stderr
+    return result
+
+
+def write_program(path: Path, script: str) -> None:
+    """Write a program that is a shell script, in place of what is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
 
 
 _STORES: deque[Any] = deque(maxlen=50)  # of older ones no process has use
@@ -307,18 +321,14 @@ class Forks:
         )
         modules = {"python": "", "bsweep": "-m bsweep", "horovodrun": "-m horovod.runner.launch"}
         for name, module in modules.items():
-            (folder / name).write_text(f'#!/bin/sh\nexec {asks} {module} "$@"\n')
-            (folder / name).chmod(0o755)
-        return popen(
-            [sys.executable, "-m", "tests.support.forks", self.socket],
-            ROOT,
-            # Forks copy large pages of memory faster than as many small ones.
-            env={
-                "OPENBLAS_NUM_THREADS": "1",
-                "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-                **preloaded(folder / "patient.so", _PATIENT),
-            },
-        )
+            write_program(folder / name, f'exec {asks} {module} "$@"')
+        # Forks copy large pages of memory faster than as many small ones.
+        env = {"OPENBLAS_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+        if shutil.which("cc"):
+            env["LD_PRELOAD"] = str(folder / "patient.so")
+            compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-o", env["LD_PRELOAD"], "-", "-ldl"]
+            subprocess.run(compiler, input=_PATIENT, text=True, check=True)
+        return popen([sys.executable, "-m", "tests.support.forks", self.socket], ROOT, env=env)
 
     def wait(self) -> None:
         """Return when it listens."""
@@ -330,15 +340,6 @@ class Forks:
         if self._process:
             self._process.terminate()
             self._process.wait()
-
-
-def preloaded(library: Path, source: str) -> dict[str, str]:
-    """Variables with which processes have functions in C first; none without a compiler."""
-    if not shutil.which("cc"):
-        return {}
-    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-", "-ldl"]
-    subprocess.run(command, input=source, text=True, check=True)
-    return {"LD_PRELOAD": str(library)}
 
 
 @functools.cache

@@ -157,7 +157,6 @@ def write_run(
     accuracy: float | None = None,
     precision: str = "fp32",
     layer_parameters: tuple[int, ...] | None = None,
-    pieces: tuple[str, ...] | None = None,
 ) -> Path:
     """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by
     dotted name.
@@ -165,14 +164,14 @@ def write_run(
     `more` are records after the start. `num_rounds` is of each epoch, see `diloco`; `accuracy` is
     that of training and test in place of the usual ones.
     """
-    config = _config(study.name, local_batch, num_workers, seed, epochs, settings or {})
+    config = _config(
+        settings or {}, study=study.name, local_batch=local_batch, num_workers=num_workers,
+        seed=seed, epochs=epochs,
+    )  # fmt: skip
     strategy = config["strategy"]["name"]
     suffix = "".join(f"_{key.split('.')[-1]}{value}" for key, value in _flat(settings or {}))
-    suffix = (
-        f"_{config['allocation']['name']}_{zlib.crc32(suffix.encode()):08x}"
-        if len(suffix) > 200
-        else suffix
-    )
+    if len(suffix) > 200:
+        suffix = f"_{config['allocation']['name']}_{zlib.crc32(suffix.encode()):08x}"
     folder = study / f"b{local_batch}_w{num_workers}_{strategy}_s{seed}{suffix}"
     folder.mkdir(parents=True)
     paths = RunPaths(folder)
@@ -183,7 +182,7 @@ def write_run(
         run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch,
         num_train=num_train,
         num_test=10_000, classes=CIFAR10, num_parameters=11_181_642, tokens_per_example=None,
-        layer_parameters=layer_parameters, pieces=pieces, device="cpu",
+        layer_parameters=layer_parameters, pieces=None, device="cpu",
         precision=precision, threads=threads, start_seconds=1.5,
         channels_last=config["channels_last"] is True, compile=config.get("compile") is True,
     )  # fmt: skip
@@ -240,17 +239,8 @@ _DEFAULTS = (
 )
 
 
-def _config(
-    study: str,
-    local_batch: int,
-    num_workers: int,
-    seed: int,
-    epochs: int,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    config = copy.deepcopy(_composed(*_DEFAULTS))
-    config |= {"study": study, "local_batch": local_batch, "num_workers": num_workers}
-    config |= {"seed": seed, "epochs": epochs}
+def _config(settings: Mapping[str, Any], **given: object) -> dict[str, Any]:
+    config = copy.deepcopy(_composed(*_DEFAULTS)) | given
     for key, value in settings.items():
         group, _, name = key.rpartition(".")
         (config.setdefault(group, {}) if group else config)[name] = value

@@ -80,6 +80,12 @@ def has(cwd: Path, number: int) -> Callable[[], bool]:
     return lambda: any(len(checkpoints(paths)) >= number for paths in runs(cwd))
 
 
+def grown(measure: Callable[[Path], Any], cwd: Path) -> Callable[[], bool]:
+    """Return a function that is true once a measure of the study `s` is more than it is now."""
+    before = measure(cwd)
+    return lambda: bool(measure(cwd) > before)
+
+
 @contextmanager
 def begun(*arguments: str, cwd: Path) -> Iterator[Fork]:
     """The command while it runs; what is left of it is killed."""
@@ -249,17 +255,17 @@ def test_a_run_that_is_told_to_stop_saves_where_it_is_and_goes_on_there(tmp_path
     """It is told once by a signal, and once by its file."""
     times = ("epochs=60", "checkpoint_every=1000s")
     point = (*POINT, "local_batch=4", *times, *STRATEGIES["servers"])
-    before, seconds = 0, 0.0
+    seconds = 0.0
     for number, by in enumerate(("SIGTERM", "its file"), 1):
         with begun("-m", "seed=0,1", *point, "study=s", cwd=tmp_path) as process:
-            wait_for(lambda before=before: num_epochs(tmp_path) > before, process)  # type: ignore[misc]
+            wait_for(grown(num_epochs, tmp_path), process)
             (paths,) = runs(tmp_path)
             if by == "SIGTERM":
                 os.kill(process.pid, signal.SIGTERM)
             else:
                 request_stop(paths)
             assert process.wait(60) == 130, by
-        end, before = summary(paths), num_epochs(tmp_path)
+        end = summary(paths)
         assert end["status"] == "interrupted", by
         assert end["message"].startswith("stopped on request after step "), by
         assert len(checkpoints(paths)) == number, by
@@ -295,8 +301,7 @@ def test_a_sweep_inside_horovodrun_goes_on_after_a_kill_and_after_a_stop(tmp_pat
     for how in (signal.SIGKILL, signal.SIGTERM, None):
         process = popen([*prefix, *point, "study=s"], tmp_path, output=subprocess.PIPE)
         if how:
-            before = how_far(tmp_path)
-            wait_for(lambda before=before: how_far(tmp_path) > before, process)  # type: ignore[misc]
+            wait_for(grown(how_far, tmp_path), process)
             process.send_signal(how)
         process.communicate(timeout=120)
     assert process.returncode == 0

@@ -5,8 +5,8 @@
 
 In each world, searches as those of `bsweep recommend` are played over a grid of 8 batch sizes on 1,
 2 and 4 workers, with three seeds, and the last prediction of each is held against the world. The
-worlds are in `tests/support/worlds.py`. The script writes a row for each study as soon as it ends,
-and a second call plays only those that have no row yet. It prints for each world:
+worlds are in `worlds.py`. The script writes a row for each study as soon as it ends, and a second
+call plays only those that have no row yet. It prints for each world:
 
 - coverage: the share of cells with a further run inside their 90 % interval;
 - within 5 %: the share of studies whose recommended cell takes at most 5 % longer than the best;
@@ -30,10 +30,11 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from worlds import WORLDS
+
 from bsweep.analysis.prediction.forecast import Key
 from tests.support.played_search import SEEDS, Played
 from tests.support.synthetic_targets import Truth
-from tests.support.worlds import WORLDS
 
 _CLOSE, _FAR = 0.05, 0.20  # by which the recommended cell may take longer than the best
 
