@@ -22,6 +22,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ def main(options: argparse.Namespace) -> None:
     """Run the benches that were named."""
     grid = alone.Grid(options.models, options.batches, options.rounds)
     grid = alone.QUICK if options.quick else grid
-    hardware = provenance()
+    hardware = provenance(shlex.join(["python", "-m", "benches", *sys.argv[1:]]))
     is_whole = not options.names and grid == alone.Grid()
     file = options.json or (default_file(hardware) if is_whole else None)
     results: dict[str, Any] = {}

@@ -71,11 +71,12 @@ def with_odd(text: str, draw: st.DrawFn) -> str:
 
 
 @st.composite
-def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
+def damaged(draw: st.DrawFn, whole: bytes, is_json: bool = True) -> bytes:
     """A file with something wrong in it; half of the time in a value of its JSON lines, or of its
     one JSON value in one line.
     """
-    how = draw(st.sampled_from([*["value"] * 4, "bytes", "cut", "lines", "raw"]))
+    values = ["value"] * 4 * is_json
+    how = draw(st.sampled_from([*values, "bytes", "cut", "lines", "raw"]))
     lines = whole.splitlines(keepends=True)
     number = draw(st.integers(0, len(lines) - 1))
     if how == "value":
