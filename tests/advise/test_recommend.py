@@ -36,7 +36,7 @@ from bsweep.config.target import target_of
 from bsweep.config.values import ConfigError
 from bsweep.core import energy
 from bsweep.runlog.records import Status
-from bsweep.study import commands
+from bsweep.study import history
 from tests.support.played_search import DRAWS, SEEDS, Played
 from tests.support.running import Fork, before, compose, exits, ran_ok, wait_for
 from tests.support.running import bsweep as command
@@ -102,7 +102,7 @@ def test_a_search_begins_in_the_middle_and_keeps_its_budget(tmp_path: Path) -> N
 
 
 def test_a_budget_that_earlier_searches_have_spent_buys_no_run(tmp_path: Path) -> None:
-    kind = commands.planned(compose("local_batch=8", "launch=inline")).kind
+    kind = history.planned(compose("local_batch=8", "launch=inline")).kind
     timed = {"kind": kind, "step_seconds": 0.01, "wall_seconds": 6.0}
     probes = [{**timed, "cell": [batch, 1, 1]} for batch in (8, 16)]
     kept = tmp_path / "results/s/recommend.json"

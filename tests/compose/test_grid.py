@@ -78,7 +78,7 @@ def composed(overrides: list[str]) -> DictConfig:
 
 def settings(point: Iterable[str]) -> list[words.Setting]:
     loader = GlobalHydra.instance().config_loader()
-    return [setting for (setting,) in words.parse(list(point), loader).values()]
+    return [setting for (setting,) in words.settings_of(list(point), loader).values()]
 
 
 @pytest.mark.full(but=1)

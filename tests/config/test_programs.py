@@ -76,27 +76,27 @@ def test_words_in_braces_are_keys_of_the_point(arguments: str, words: list[str])
 )
 def test_what_a_program_cannot_do_is_refused(word: str, said: str) -> None:
     with refused(said):
-        point("launch=inline", word).resolved()
+        point("launch=inline", word).with_fingerprints()
 
 
 def test_files_and_options_change_the_id_and_places_do_not(folder: Path) -> None:
-    first = point().resolved()
+    first = point().with_fingerprints()
     assert card(first).files == ("train.py",)
-    assert point("+program.options.width=3").resolved().run_id != first.run_id
-    assert point("+program.environment.A=1").resolved().run_id != first.run_id
+    assert point("+program.options.width=3").with_fingerprints().run_id != first.run_id
+    assert point("+program.environment.A=1").with_fingerprints().run_id != first.run_id
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere/train.py").write_text("print(1)\n")
-    moved = point("program.folder=elsewhere").resolved()
+    moved = point("program.folder=elsewhere").with_fingerprints()
     assert moved.run_id == first.run_id
     (folder / "train.py").write_text("print(2)\n")
-    second = point().resolved().run_id
+    second = point().with_fingerprints().run_id
     assert second != first.run_id
     named = "program.files=[train.py, model.py]"
     (folder / "model.py").write_text("WIDTH = 1\n")
-    with_model = point(named).resolved().run_id
+    with_model = point(named).with_fingerprints().run_id
     (folder / "model.py").write_text("WIDTH = 2\n")
-    assert point(named).resolved().run_id != with_model
-    assert point().resolved().run_id == second, "nobody names that file"
+    assert point(named).with_fingerprints().run_id != with_model
+    assert point().with_fingerprints().run_id == second, "nobody names that file"
 
 
 def test_a_timed_program_has_the_id_of_the_whole() -> None:
@@ -109,7 +109,7 @@ def test_files_of_one_name_are_all_kept_within_the_runs_folder(folder: Path) -> 
     for name in ("../a/train.py", "../b/train.py", "a..b.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(name)
-    card = point("program.files=[../a/train.py,../b/train.py,a..b.py]").resolved().program
+    card = point("program.files=[../a/train.py,../b/train.py,a..b.py]").with_fingerprints().program
     card.save(folder / "kept")
     texts = sorted(path.read_text() for path in (folder / "kept/program").rglob("*.py"))
     assert texts == ["../a/train.py", "../b/train.py", "a..b.py"]

@@ -83,7 +83,7 @@ def two(model: str, data: str) -> _Two:
 
 
 def resolved(target: str, **options: Any) -> _OwnModel:
-    found = user_code.resolve(config(target, **options))
+    found = user_code.with_fingerprints(config(target, **options))
     user_code.check(found)
     return found.model
 
@@ -95,7 +95,7 @@ def test_a_file_is_called_with_what_its_card_takes_and_the_options(folder: Path)
     assert len(card.fingerprint) == 64
     assert user_code.cards(config("mymodel.py:build")).keys() == {"model"}
     assert resolved("mymodel.py:anything", width=1, depth=2)
-    assert user_code.resolve(user_code.resolve(config("mymodel.py:build")))
+    assert user_code.with_fingerprints(user_code.with_fingerprints(config("mymodel.py:build")))
 
 
 def test_cards_say_which_code_it_is_and_not_where_it_lay(folder: Path) -> None:
@@ -187,7 +187,7 @@ def worker(card: _OwnModel, run: Path, *, kept: bool = False) -> None:
 
 def test_code_is_read_before_it_is_checked_and_not_run(folder: Path) -> None:
     (folder / "mymodel.py").write_text("open('ran', 'w').close()\n" + FILE)
-    found = user_code.resolve(config("mymodel.py:build"))
+    found = user_code.with_fingerprints(config("mymodel.py:build"))
     assert found.model.fingerprint
     assert not (folder / "ran").exists()
     user_code.check(found)
@@ -262,10 +262,10 @@ def test_neighbours_of_one_name_do_not_hide_each_other(folder: Path) -> None:
     assert user_code.call(resolved("a/a.py:build"), 1, ()) == 0
     assert user_code.call(resolved("b/b.py:build"), 1, ()) == 1
     with pytest.raises(ConfigError, match="import different files as the module helper"):
-        user_code.resolve(two("a/a.py:build", "b/b.py:build"))
+        user_code.with_fingerprints(two("a/a.py:build", "b/b.py:build"))
     (folder / "b/helper.py").write_text("NUMBER = 0\n")
     forget()
-    both = user_code.resolve(two("a/a.py:build", "b/b.py:build"))
+    both = user_code.with_fingerprints(two("a/a.py:build", "b/b.py:build"))
     assert user_code.call(both.model, 1, ()) == user_code.call(both.data, 1, ()) == 0
 
 
@@ -281,7 +281,7 @@ def test_files_of_one_folder_may_import_different_parts_of_a_package(
         (folder / f"my_{name}.py").write_text(
             f"from layers.{name}s import NUMBER\ndef build(num_classes, shape): return NUMBER\n"
         )
-    both = user_code.resolve(two("my_net.py:build", "my_set.py:build"))
+    both = user_code.with_fingerprints(two("my_net.py:build", "my_set.py:build"))
     user_code.check(both)
     user_code.save(both, folder / "own")
     forget()
@@ -378,7 +378,7 @@ def test_a_package_with_data_in_it_is_not_copied_into_every_run(folder: Path) ->
 
 def test_all_targets_are_checked_at_once(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        user_code.check(user_code.resolve(two("mymodel.py:biuld", "mymodel.py:LIMIT")))
+        user_code.check(user_code.with_fingerprints(two("mymodel.py:biuld", "mymodel.py:LIMIT")))
     assert [problem.partition(".")[0] for problem in caught.value.problems] == ["model", "data"]
 
 

@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def point(name: str, *more: str) -> RunConfig:
-    return user_code.resolve(
+    return user_code.with_fingerprints(
         compose(
             "local_batch=8", "data=own", f"data.target=mydata.py:{name}", "model=tiny_cnn", *more
         )

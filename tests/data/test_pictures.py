@@ -158,7 +158,7 @@ def test_what_is_said_of_data_is_kept_in_the_cache_and_warned_of(
     )
     monkeypatch.chdir(tmp_path)
     words = ("data=own", "data.target=mine.py:ones", "model=tiny_cnn", "local_batch=4")
-    config = user_code.resolve(compose(*words, "launch=inline", "strategy=single"))
+    config = user_code.with_fingerprints(compose(*words, "launch=inline", "strategy=single"))
     assert isinstance(config.data, OwnDataConfig)
     for _ in range(2):  # the second time from the cache
         assert "has the class 0" in info(config.data).notes[0]

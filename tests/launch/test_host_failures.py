@@ -210,7 +210,7 @@ def test_a_host_can_look_for_data_that_code_of_ones_own_makes(
     (tmp_path / "w.pth").write_text("weights")
     model = ("model=timm", "model.architecture=resnet18", f"model.weights={tmp_path}/w.pth")
     hosts = "launch.hosts='localhost:1,h2:1'"
-    config = compose("num_workers=2", "local_batch=8", hosts, *data, *model).resolved()
+    config = compose("num_workers=2", "local_batch=8", hosts, *data, *model).with_fingerprints()
     here, _, there = hosts_check.ask_all(config, ["localhost", "h2"]).values()
     assert there["problems"] == []
     assert there["data"] == here["data"] is not None

@@ -146,7 +146,7 @@ def test_points_of_other_code_of_ones_own_need_other_processes(tmp_path: Path) -
         )
         model = ("model=own", f"model.target={tmp_path}/mine{number}.py:build")
         point = compose("local_batch=8", "num_workers=2", *model)
-        keys.append(leading.key_of(user_code.resolve(point)))
+        keys.append(leading.key_of(user_code.with_fingerprints(point)))
     assert keys[0] == keys[1] != keys[2]
     assert keys[2] != leading.key_of(compose("local_batch=8", "num_workers=2"))
 

@@ -222,7 +222,7 @@ def test_pieces_of_an_own_model_are_tried_before_a_run(
     (tmp_path / "cut.py").write_text(CUT)
     words = ("model=own", f"model.target={tmp_path}/cut.py:Cut", f"+model.options.wrong={wrong}")
     split = ("strategy=pipeline", "num_workers=2", "local_batch=8")
-    config = compose(*TINY, *words, *split).resolved()
+    config = compose(*TINY, *words, *split).with_fingerprints()
     info = data.prepare(config.data)
     with pytest.raises(ConfigError, match=said) if wrong else nullcontext():
         models.try_model(config, info)

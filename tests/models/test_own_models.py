@@ -105,7 +105,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def checked(*overrides: str, shape: tuple[int, ...] = (3, 8, 8)) -> RunConfig:
-    config = user_code.resolve(compose("local_batch=8", *overrides))
+    config = user_code.with_fingerprints(compose("local_batch=8", *overrides))
     user_code.check(config)
     models.check_model(config, 10, shape)
     models.try_model(config, DataInfo(8, 8, shape, (), 10))
@@ -223,7 +223,7 @@ WEIGHTS = ("model=timm", "model.architecture=resnet18", "data.side=32")
 
 
 def with_weights(*words: str) -> RunConfig:
-    config = compose("local_batch=8", *WEIGHTS, *words).resolved()
+    config = compose("local_batch=8", *WEIGHTS, *words).with_fingerprints()
     models.check_model(config, 10, (3, 32, 32))
     return config
 
@@ -296,7 +296,9 @@ def test_a_sweep_over_options_and_a_changed_file_are_runs_of_their_own(folder: P
         (folder / place).mkdir()
         (folder / place / "mine.py").write_text(MODELS + more)
         same = f"model.target={place}/mine.py:flat +model.options.width=3 +model.options.norm=true"
-        assert (user_code.resolve(compose(*point, *same.split())).run_id in sizes) == is_known
+        assert (
+            user_code.with_fingerprints(compose(*point, *same.split())).run_id in sizes
+        ) == is_known
 
 
 @pytest.mark.full

@@ -71,7 +71,7 @@ EQUAL: dict[str, Callable[[nn.Module], Optimizer]] = {
 @pytest.mark.parametrize("words", EQUAL)
 def test_optimizers_on_the_vector_equal_those_on_a_plain_model(words: str) -> None:
     given = ("local_batch=8", "optimizer.lr=0.01", "optimizer.weight_decay=0.1")
-    config = user_code.resolve(compose(*given, *words.split()))
+    config = user_code.with_fingerprints(compose(*given, *words.split()))
     plain, model = make_model(), make_model()
     start = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     vector = Vector(model)

@@ -29,7 +29,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.runlog.records import BatchChanged, Continued, Step
 from bsweep.runlog.summary import read_ending
-from bsweep.study import commands, overview
+from bsweep.study import history, overview
 from bsweep.study.watching import Watched
 from tests.allocation.test_allocation import POINT, worker, write_probe
 from tests.support.mutations import damaged, fuzz
@@ -201,10 +201,10 @@ def test_anything_as_commands_jsonl_is_read_or_named(
     num_mutations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs = [compose(*TINY, f"seed={seed}", "local_batch=8", "study=s") for seed in range(3)]
-    commands.record(tmp_path, ["seed=0"], configs[:1])
-    commands.record(tmp_path, ["-m", "seed=1,2"], configs[1:])
+    history.record(tmp_path, ["seed=0"], configs[:1])
+    history.record(tmp_path, ["-m", "seed=1,2"], configs[1:])
     path, named = tmp_path / "commands.jsonl", list[str]()
-    monkeypatch.setattr(commands, "_warn", named.append)
+    monkeypatch.setattr(history, "_warn", named.append)
     write_run(tmp_path, local_batch=8)
 
     def read(content: bytes) -> bool:

@@ -399,7 +399,7 @@ def test_ring_sends_twice_the_vector_less_a_share() -> None:
 
 def test_a_weight_that_two_blocks_share_is_refused() -> None:
     split = ("strategy=sharded", "num_workers=2", "local_batch=8", "model.blocks=[first,last]")
-    config = compose(*CONTRACT, *TIED, *split).resolved()
+    config = compose(*CONTRACT, *TIED, *split).with_fingerprints()
     with pytest.raises(ConfigError, match=r"last\.0\.weight.* Use strategy\.wrap=model"):
         models.check_model(config, 10, (3, 8, 8))
 

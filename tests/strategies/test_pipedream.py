@@ -107,7 +107,7 @@ def test_workers_reach_the_weights_of_the_formula(
     contract = (*base, "optimizer.lr=0.1")
     workers = trained(num_workers, *words, contract=contract)
     stages = workers[0]["start"]["stages"]
-    config = user_code.resolve(compose(f"num_workers={num_workers}", *contract, *words))
+    config = user_code.with_fingerprints(compose(f"num_workers={num_workers}", *contract, *words))
     num_stages = len(stages)
     lags = [num_stages - 1 - stage for stage in range(num_stages)]
     delays = [num_stages - 1] * num_stages if sync else lags

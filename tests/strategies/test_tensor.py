@@ -92,7 +92,9 @@ def test_layers_that_workers_cannot_share_are_refused(words: str, said: str) -> 
 )
 def test_a_plan_that_does_not_fit_is_refused(builder: str, said: str) -> None:
     words = ("model=own", f"model.target={ROOT}/tests/support/{builder}", "data=synthetic")
-    config = compose(*words, "strategy=tensor", "num_workers=5", "local_batch=8").resolved()
+    config = compose(
+        *words, "strategy=tensor", "num_workers=5", "local_batch=8"
+    ).with_fingerprints()
     with pytest.raises(ConfigError, match=said):
         models.check_model(config, 10, (3, 8, 8))
 
@@ -108,6 +110,6 @@ def test_a_plan_that_does_not_fit_is_refused(builder: str, said: str) -> None:
 def test_a_parameter_between_shared_layers_is_refused(builder: str, said: str) -> None:
     target = f"model.target={ROOT}/tests/support/divided_network.py:{builder}"
     words = (*TINY, "model=own", target, "strategy=tensor", "num_workers=2", "local_batch=8")
-    config = compose(*words).resolved()
+    config = compose(*words).with_fingerprints()
     with pytest.raises(ConfigError, match=said) if said else nullcontext():
         models.try_model(config, data.prepare(config.data))

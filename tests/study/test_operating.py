@@ -22,9 +22,9 @@ from bsweep.runlog import locks
 from bsweep.runlog.checkpoint_files import checkpoint_at
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
-from bsweep.study import claims, commands, states
-from bsweep.study.commands import Planned
+from bsweep.study import claims, history, states
 from bsweep.study.estimate import Estimate, Timed
+from bsweep.study.history import Planned
 from bsweep.study.run_point import set_aside
 from bsweep.study.states import NEW, State
 from tests.runlog.test_readers import STEP
@@ -92,7 +92,7 @@ def test_other_processes_plan_watch_stop_and_resume_a_sweep(tmp_path: Path) -> N
     wait_for(lambda: status(tmp_path)["counts"].get("running") == 1)
     os.kill(again.pid, signal.SIGTERM)
     assert again.wait(30) == 130
-    assert len(commands.read_commands(tmp_path / "results/s")) == 1, "the same command is kept once"
+    assert len(history.read_commands(tmp_path / "results/s")) == 1, "the same command is kept once"
 
 
 @pytest.mark.full
@@ -253,7 +253,7 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
     write_runs(tmp_path / "results/mine", 2, status="failed")
     result = exits(2, "resume", "results/mine", cwd=tmp_path)
     assert "no recorded command for 2 of its runs" in result.stderr
-    commands.record(tmp_path / "results/mine", ["seed=0"], [compose(*TINY, "local_batch=8")])
+    history.record(tmp_path / "results/mine", ["seed=0"], [compose(*TINY, "local_batch=8")])
     kept = tmp_path / "results/mine/commands.jsonl"
     moved = json.loads(kept.read_text()) | {"folder": "/nowhere/at/all"}
     kept.write_text("{torn\n" + json.dumps(moved) + "\n")

@@ -23,9 +23,9 @@ from bsweep.launch import environment, resources
 from bsweep.launch.resources import Amount, Resources
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_meta
-from bsweep.study import branching, commands, parallel, states
-from bsweep.study.commands import Planned
+from bsweep.study import branching, history, parallel, states
 from bsweep.study.estimate import timed
+from bsweep.study.history import Planned
 from tests.launch.test_team import numbers
 from tests.study.test_operating import status
 from tests.study.test_run import runs, wait_for_records
@@ -229,7 +229,7 @@ def test_points_without_room_for_two_run_in_turn_with_a_note(
 
 def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:
     """It has the same id, and takes as long where it is alone."""
-    assert commands.planned(point()) == commands.planned(compose("local_batch=8"))
+    assert history.planned(point()) == history.planned(compose("local_batch=8"))
 
 
 BESIDE = {**META, "beside_others": True}

@@ -9,7 +9,7 @@ import pytest
 
 from bsweep.compose import hydra_grid, words
 from bsweep.runlog.files import RunPaths
-from bsweep.study import branching, commands
+from bsweep.study import branching, history
 from tests.support.running import TINY, bsweep, compose
 from tests.support.saved import save_checkpoint
 
@@ -35,7 +35,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "theirs.py").write_text("open('theirs ran', 'w').close()\n" + MODEL)
     folder = tmp_path / "results/s"
     folder.mkdir(parents=True)
-    commands.record(folder, POINT, hydra_grid.composed(words.read(POINT)))
+    history.record(folder, POINT, hydra_grid.composed(words.read(POINT)))
     return folder
 
 

@@ -81,7 +81,7 @@ def run(
 
     Gradients of rank `overflow[0]` are infinite in step `overflow[1]`, if there is such.
     """
-    config = user_code.resolve(config)
+    config = user_code.with_fingerprints(config)
     world = World.from_environment(config.num_server_processes)
     seen: list[tuple[list[int], list[torch.Tensor]]] = []
 

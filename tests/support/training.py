@@ -35,6 +35,6 @@ def _alone(folder: Path, *overrides: str) -> Iterator[RunConfig]:
     folder.mkdir(exist_ok=True)
     threads = torch.get_num_threads()
     try:
-        yield user_code.resolve(compose("launch=inline", "strategy=single", *overrides))
+        yield user_code.with_fingerprints(compose("launch=inline", "strategy=single", *overrides))
     finally:
         torch.set_num_threads(threads)

@@ -113,7 +113,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def resolved(*overrides: str) -> RunConfig:
-    return user_code.resolve(compose("local_batch=8", "model=tiny_cnn", *TINY, *overrides))
+    return user_code.with_fingerprints(
+        compose("local_batch=8", "model=tiny_cnn", *TINY, *overrides)
+    )
 
 
 def test_an_optimizer_sees_one_long_parameter_or_the_layers() -> None:

@@ -58,7 +58,7 @@ from bsweep.runlog.checkpoint_files import checkpoints, is_stop_requested, reque
 from bsweep.runlog.files import RunPaths, write_json
 from bsweep.runlog.records import adapter
 from bsweep.runlog.values import Amount
-from bsweep.study import commands, side_runs, states
+from bsweep.study import history, side_runs, states
 from bsweep.study.progress import Progress
 from bsweep.study.run_point import StopRequested, run_point
 
@@ -167,7 +167,7 @@ class Search:
         self.way_names = {
             config.run_id: cell[3] for cell, points in self.cells.items() for config in points
         }
-        self.kinds = {way: commands.planned(config).kind for way, config in firsts.items()}
+        self.kinds = {way: history.planned(config).kind for way, config in firsts.items()}
         ways = {kind: way for way, kind in self.kinds.items()}
         kept = _read_kept(self._path)
         self.probes = {
@@ -192,8 +192,8 @@ class Search:
         return self.study_dir / "recommend.json"
 
     @cached_property
-    def planned(self) -> dict[str, commands.Planned]:
-        return {c.run_id: commands.planned(c) for points in self.cells.values() for c in points}
+    def planned(self) -> dict[str, history.Planned]:
+        return {c.run_id: history.planned(c) for points in self.cells.values() for c in points}
 
     @property
     def rates(self) -> list[float]:
@@ -499,7 +499,7 @@ class Search:
         rate_text = f", {RATE}={rate:g}" if len(self.rates) > 1 else ""
         run = f"{cell_name(cell)}{rate_text}, seed {config.seed}{goes_on}"
         say(f"next: {run}: {self._reason(coming, offer, prediction)}; {self.budget_text()}")
-        commands.record(self.study_dir, _typed(self.overrides, config), [config])
+        history.record(self.study_dir, _typed(self.overrides, config), [config])
         if config.run_id not in self.run_ids:
             self.run_ids.append(config.run_id)
             self._keep()
@@ -555,7 +555,7 @@ def _in_short(prediction: Prediction) -> str:
     return f"{cell}, within {close} of the best with probability {probability:.2f}"
 
 
-def _most_steps(point: commands.Planned) -> float:
+def _most_steps(point: history.Planned) -> float:
     assert point.num_examples is not None, "the first probe tells the number of examples"
     return point.num_examples / point.examples_per_step
 

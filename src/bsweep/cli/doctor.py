@@ -14,7 +14,7 @@ from bsweep.config.launch import ProcessesConfig, slots_by_host
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.core.words import aligned
-from bsweep.launch import check_hosts, hosts_check, ssh
+from bsweep.launch import check_slurm, hosts_check, ssh
 
 _LEAST_FREE_BYTES = 1 << 30
 
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     config = hydra_grid.first_point(words.read([*options.overrides, *hosts]), local_batch=8)
     if not isinstance(config.launch, ProcessesConfig):
         raise ConfigError(f"launch={config.launch.name} starts no processes: leave launch out.")
-    check_hosts(config)
+    check_slurm(config)
     slots = slots_by_host(config.launch.named_hosts)
     answers = hosts_check.ask_all(config, slots, is_thorough=True)
     machines = {

@@ -17,9 +17,9 @@ from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import end_with_reader
 from bsweep.launch import Outcome
-from bsweep.study import checks, commands, overview, side_runs
-from bsweep.study.commands import Planned
+from bsweep.study import checks, history, overview, side_runs
 from bsweep.study.estimate import Timed
+from bsweep.study.history import Planned
 from bsweep.study.overview import Row
 
 logger = terminal.logger(__name__)
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
 def _planned(
     study_dir: Path, points: dict[str, RunConfig], wants_probe: bool
 ) -> tuple[list[Row], str]:
-    facts = {run_id: commands.planned(config) for run_id, config in points.items()}
+    facts = {run_id: history.planned(config) for run_id, config in points.items()}
     rows, source = overview.of_grid(study_dir, list(facts.values()))
     unknown = [row.run_id for row in rows if row.is_left and row.seconds is None]
     if not wants_probe or not unknown:

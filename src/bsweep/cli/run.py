@@ -19,7 +19,7 @@ from bsweep.core import terminal
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.terminal import BAD_CONFIG
 from bsweep.core.words import first_of
-from bsweep.study.commands import Command
+from bsweep.study.history import Command
 from bsweep.study.sweep import Sweep
 
 logger = terminal.logger(__name__)
@@ -29,7 +29,7 @@ _SWITCHES = ("--report",)
 
 def run(arguments: Sequence[str]) -> int:
     """Train the points that the command line describes, and return the exit code."""
-    return led(functools.partial(_lead, arguments))
+    return in_one_process(functools.partial(_lead, arguments))
 
 
 def _lead(arguments: Sequence[str]) -> int:
@@ -42,7 +42,7 @@ def _lead(arguments: Sequence[str]) -> int:
     return _train(Sweep(hydra_grid.composed(typed), arguments), typed.flags.report)
 
 
-def led(lead: Callable[[], int]) -> int:
+def in_one_process(lead: Callable[[], int]) -> int:
     """Call a function in one process only, even if horovodrun started several processes, and return
     its exit code.
 

@@ -15,8 +15,8 @@ from bsweep.core import terminal
 from bsweep.core.ranks import horovodrun_size
 from bsweep.core.terminal import end_with_reader
 from bsweep.core.words import counted, first_of
-from bsweep.study import claims, commands, overview, states
-from bsweep.study.commands import Command
+from bsweep.study import claims, history, overview, states
+from bsweep.study.history import Command
 from bsweep.study.watching import Watched
 
 logger = terminal.logger(__name__)
@@ -132,7 +132,7 @@ def _train_again(study_dir: Path, wanted: Sequence[str] | None = None) -> int:
         leading = _leading(study_dir, run_ids)
         return run.run_again(study_dir, leading, run_ids, repeats=wanted is not None)
 
-    return run.led(lead)
+    return run.in_one_process(lead)
 
 
 def _leading(study_dir: Path, run_ids: set[str]) -> list[Command]:
@@ -145,7 +145,7 @@ def _leading(study_dir: Path, run_ids: set[str]) -> list[Command]:
     """
     leading = [
         command
-        for command in commands.read_commands(study_dir)
+        for command in history.read_commands(study_dir)
         if run_ids & {point.run_id for point in command.points}
     ]
     unknown = run_ids - {point.run_id for command in leading for point in command.points}

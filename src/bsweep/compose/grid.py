@@ -1,8 +1,8 @@
 """The composition of a grid's points: the same points as Hydra would compose, mostly in less time.
 
-Hydra takes tens of milliseconds to compose a point. Points that differ in plain values of keys only
-form a family, and of a uniform family Hydra composes one point. The other points are copies of that
-one with their own values. Each value is checked once.
+Hydra takes a tenth of a second or two to compose a point. Points that differ in plain values of
+keys only form a family, and of a uniform family Hydra composes one point. The other points are
+copies of that one with their own values. Each value is checked once.
 """
 
 from __future__ import annotations
@@ -140,8 +140,14 @@ class _Family:
 
 
 def _filled_in(config: RunConfig) -> RunConfig:
+    """Return a point without contradictions, with the fingerprints of the files that it names and
+    the batches and steps that its allocation chooses.
+
+    Raises:
+        ConfigError: If values contradict each other, or a file or a probe cannot be used.
+    """
     refuse_contradictions(config)
-    return allocation.fill_in(config.resolved())
+    return allocation.fill_in(config.with_fingerprints())
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:

@@ -31,8 +31,8 @@ from bsweep.compose.words import (
     as_hydra_takes,
     explain,
     refuse_hydras_own,
+    settings_of,
 )
-from bsweep.compose.words import parse as parse_words
 from bsweep.config.parsing import conf_dir, parse
 from bsweep.config.run import GROUPS, RunConfig
 from bsweep.config.values import ConfigError
@@ -72,7 +72,7 @@ def first_point(words: Words, local_batch: int | None = None) -> RunConfig:
         values = grid.values_of(compose_point([axis[0].text for axis in axes]))
     if values["local_batch"] is None and values["global_batch"] is None:
         values["local_batch"] = local_batch
-    return parse(values).resolved()
+    return parse(values).with_fingerprints()
 
 
 def described(words: Words) -> tuple[dict[str, Any], dict[str, str], dict[str, list[str]]]:
@@ -113,13 +113,13 @@ def _opened(words: Words) -> Iterator[tuple[list[list[Setting]], Compose]]:
     with initialized():
         try:
             loader = GlobalHydra.instance().config_loader()
-            typed = parse_words(words.overrides, loader)
+            typed = settings_of(words.overrides, loader)
             given = [*words.overrides, *_search_path(words.flags.config_dir)]
             master = loader.load_configuration(
                 words.flags.config_name or card_source.CONFIG, given, run_mode=RunMode.MULTIRUN
             )
             refuse_hydras_own(master.hydra)
-            axes = parse_words([as_hydra_takes(axis) for axis in _axes(master)], loader)
+            axes = settings_of([as_hydra_takes(axis) for axis in _axes(master)], loader)
             grid_axes = [*(axes | typed).values()]
             _refuse_large(grid_axes)
             is_open = any(axis[0].is_swept or axis[0].value == "???" for axis in typed.values())

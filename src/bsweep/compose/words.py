@@ -160,7 +160,7 @@ class Setting:
     """True if the override has the form of several values."""
 
 
-def parse(texts: Sequence[str], loader: ConfigLoader) -> dict[str, list[Setting]]:
+def settings_of(texts: Sequence[str], loader: ConfigLoader) -> dict[str, list[Setting]]:
     """Return the values of overrides by key, as Hydra's grammar reads them. The last override of a
     key counts. Those of Hydra's own keys are left out.
 

@@ -74,7 +74,7 @@ class Card(Schema):
         """
         return ()
 
-    def resolved(self) -> Self:
+    def with_fingerprints(self) -> Self:
         """Return this card with a fingerprint of the files that it names, if it names any.
 
         Raises:

@@ -79,7 +79,7 @@ class ProcessesConfig(LaunchConfig):
         return self.retries
 
     @property
-    def uses_allocation(self) -> bool:
+    def uses_slurm(self) -> bool:
         """Return True if the launcher starts workers on the hosts of the surrounding SLURM
         allocation.
         """
@@ -113,19 +113,19 @@ class SshConfig(ProcessesConfig):
     )
 
     @property
-    def uses_allocation(self) -> bool:
+    def uses_slurm(self) -> bool:
         return self.hosts == SLURM
 
     @property
     def named_hosts(self) -> str | None:
-        return slurm.hosts(os.environ) if self.uses_allocation else self.hosts
+        return slurm.hosts(os.environ) if self.uses_slurm else self.hosts
 
     def problems(self, point: Point) -> Iterator[str]:
         if self.hosts and self.parallel != 1:
             remedy = "points run at the same time on one machine only. Leave one of them out."
             yield clash(point, "launch.parallel launch.hosts", remedy)
         # The hosts of an allocation are known only inside it.
-        if self.hosts and not self.uses_allocation:
+        if self.hosts and not self.uses_slurm:
             num_slots = len(slots_of(self.hosts))
             if num_slots < point.num_workers:
                 remedy = f"they offer {num_slots} slots. Name more, or use fewer workers."
@@ -164,7 +164,7 @@ class SrunConfig(ProcessesConfig):
 
     builds: ClassVar[str] = "bsweep.launch.srun:Srun"
     gives_gpus: ClassVar[bool] = True
-    uses_allocation: ClassVar[bool] = True
+    uses_slurm: ClassVar[bool] = True
 
     @property
     def named_hosts(self) -> str | None:

@@ -145,7 +145,7 @@ class LibraryConfig(ModelConfig):
     weights: PathName | None = None
     """file with pretrained weights (a state dict); another number of classes gets a new classifier
     """
-    weights_sha256: str | None = None  # identifies the file; `resolved` sets it
+    weights_sha256: str | None = None  # of the file, by `with_fingerprints`
 
     internal: ClassVar[tuple[str, ...]] = ("weights_sha256",)
     changes_no_number: ClassVar[tuple[str, ...]] = ("weights",)  # its hash tells files apart
@@ -157,7 +157,7 @@ class LibraryConfig(ModelConfig):
     stands for them.
     """
 
-    def resolved(self) -> Self:
+    def with_fingerprints(self) -> Self:
         if self.weights is None:
             return self
         path = Path(self.weights).expanduser().absolute()

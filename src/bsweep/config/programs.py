@@ -137,7 +137,7 @@ class OwnProgramConfig(ProgramConfig):
     """csv:FILE | jsonl:FILE: what the program writes, if it does not call bsweep.join()"""
     fields: FieldsConfig = FieldsConfig()
     """the names of the values in it; null: the name of the key, if there is such a value"""
-    files_sha256: str | None = None  # identifies the content of the files; `resolved` sets it
+    files_sha256: str | None = None  # of the files' content, by `with_fingerprints`
     most_steps: Count | None = None
     """The steps after which the program is asked to stop, to time them; None: train to the end."""
 
@@ -157,7 +157,7 @@ class OwnProgramConfig(ProgramConfig):
         """The folder in which the command starts."""
         return Path(self.folder or ".").expanduser().absolute()
 
-    def resolved(self) -> Self:
+    def with_fingerprints(self) -> Self:
         path = self.path
         if not path.is_dir():
             raise ConfigError(f"program.folder={path}: there is no such folder.")

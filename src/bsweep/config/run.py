@@ -219,15 +219,17 @@ class RunConfig(Schema):
             self.data_parallel_size * self.accumulation_steps
         )
 
-    def resolved(self) -> RunConfig:
+    def with_fingerprints(self) -> RunConfig:
         """Return this configuration with the fingerprints of the user's own code and of other files
         that its cards name. No code is imported.
 
         Raises:
             ConfigError: If code or a file cannot be found.
         """
-        config = user_code.resolve(self)
-        return replace(config, **{group: getattr(config, group).resolved() for group in GROUPS})
+        config = user_code.with_fingerprints(self)
+        return replace(
+            config, **{group: getattr(config, group).with_fingerprints() for group in GROUPS}
+        )
 
     @property
     def study_dir(self) -> Path:

@@ -94,7 +94,7 @@ def cards(config: object) -> dict[str, UserCode]:
     return {group: card for group, card in vars(config).items() if isinstance(card, UserCode)}
 
 
-def resolve(config: _Config) -> _Config:
+def with_fingerprints(config: _Config) -> _Config:
     """Return a configuration in which each card that names the user's own code also records the
     code's fingerprint, a hash or a version. No code is imported. If a target names a file, the
     file's folder is removed from the target.
@@ -103,14 +103,14 @@ def resolve(config: _Config) -> _Config:
         ConfigError: If the code of a target cannot be found or saved with a run, or if the code of
             two targets clashes.
     """
-    resolved: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     problems: list[str] = []
     for group, card in cards(config).items():
         try:
-            resolved[group] = _resolved(card)
+            known[group] = _with_fingerprint(card)
         except ValueError as error:
             problems.append(f"{group}.target={card.target}: {error}")
-    for (group, card), (other_group, other) in itertools.combinations(resolved.items(), 2):
+    for (group, card), (other_group, other) in itertools.combinations(known.items(), 2):
         if name := _source(card).clash(_source(other)):
             problems.append(
                 f"{group}.target={card.target} and {other_group}.target={other.target} import "
@@ -118,10 +118,10 @@ def resolve(config: _Config) -> _Config:
             )
     if problems:
         raise ConfigError(*problems)
-    return replace(config, **resolved) if resolved else config
+    return replace(config, **known) if known else config
 
 
-def _resolved(card: UserCode) -> UserCode:
+def _with_fingerprint(card: UserCode) -> UserCode:
     is_file = user_files.is_file(card.module)
     names = card.title if is_file else f"{card.module}.{card.title}"
     if not all(name.isidentifier() for name in names.split(".")):
@@ -304,7 +304,7 @@ def load_saved(config: object, folder: Path) -> None:
         ConfigError: If the code there does not have the fingerprint in the configuration.
     """
     for group, card in cards(config).items():
-        assert card.fingerprint, "call user_code.resolve(config) first"
+        assert card.fingerprint, "call user_code.with_fingerprints(config) first"
         key = name, fingerprint = user_files.name_of(card.module), card.fingerprint
         if key not in _SOURCES:  # the process that starts the workers may train, too
             try:
@@ -327,5 +327,5 @@ _SOURCES: dict[tuple[str, str], Source] = {}  # the code of this process, by nam
 
 
 def _source(card: UserCode) -> Source:
-    assert card.fingerprint, "call user_code.resolve(config) first"
+    assert card.fingerprint, "call user_code.with_fingerprints(config) first"
     return _SOURCES[user_files.name_of(card.module), card.fingerprint]

@@ -53,6 +53,9 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def inside_horovodrun() -> bool:
+    """Return True if horovodrun started this process: that around the command, or that of a
+    launcher, whose workers it starts.
+    """
     return "HOROVOD_RANK" in os.environ
 
 

@@ -70,7 +70,7 @@ def run_program(
     """
     command = _Command(config, paths, world, is_launched=is_launched)
     program = command.program
-    if program.resolved().files_sha256 != program.files_sha256:
+    if program.with_fingerprints().files_sha256 != program.files_sha256:
         raise ProgramError(
             f"{', '.join(program.files or ())} changed since the sweep began: start the sweep "
             "again, which gives the changed program runs of its own"

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from bsweep.config.card import load_object
 from bsweep.core.ranks import inside_horovodrun
-from bsweep.launch.checks import check_hosts, check_machine
+from bsweep.launch.checks import check_machine, check_slurm
 from bsweep.launch.launcher import LaunchRequest, Outcome
 
 if TYPE_CHECKING:
     from bsweep.launch.pool import ProcessPool
 
-__all__ = ["LaunchRequest", "Outcome", "check_hosts", "check_machine", "launch"]
+__all__ = ["LaunchRequest", "Outcome", "check_machine", "check_slurm", "launch"]
 
 
 def launch(request: LaunchRequest, pool: ProcessPool | None = None) -> Outcome:

@@ -13,7 +13,6 @@ import psutil
 
 from bsweep.config import slurm
 from bsweep.config.launch import ProcessesConfig, most_at_once, nodes_of, slots_by_host, slots_of
-from bsweep.config.rules import warnings_of
 from bsweep.config.run import RunConfig
 from bsweep.core import memory, network
 from bsweep.core.extras import refuse_missing
@@ -35,10 +34,10 @@ def check_machine(config: RunConfig) -> list[str]:
         ValueError: If the point cannot run here.
     """
     check_packages(config)
-    check_hosts(config)
+    check_slurm(config)
     for problem in _problems(config):
         raise ValueError(problem)
-    return [*warnings_of(config), *_warnings(config)]
+    return [*_warnings(config)]
 
 
 def check_packages(config: RunConfig) -> None:
@@ -55,7 +54,7 @@ def check_packages(config: RunConfig) -> None:
             refuse_missing(f"{group}={card.name}", [package], package)
 
 
-def check_hosts(config: RunConfig) -> None:
+def check_slurm(config: RunConfig) -> None:
     """Raise ValueError if a point needs the hosts of a SLURM allocation that is missing or has too
     few slots.
 
@@ -63,7 +62,7 @@ def check_hosts(config: RunConfig) -> None:
         ValueError: If there is no allocation, or if it has fewer slots than the point has workers.
     """
     launch = config.launch
-    if not isinstance(launch, ProcessesConfig) or not launch.uses_allocation:
+    if not isinstance(launch, ProcessesConfig) or not launch.uses_slurm:
         return
     if launch.named_hosts is None:
         raise ValueError(
@@ -190,14 +189,14 @@ def _warnings(config: RunConfig) -> Iterator[str]:
     """
     launch, workers, servers = config.launch, config.num_workers, config.num_server_processes
     if isinstance(launch, ProcessesConfig) and (hosts := launch.named_hosts):
-        name = "the SLURM allocation " if launch.uses_allocation else "launch.hosts="
+        name = "the SLURM allocation " if launch.uses_slurm else "launch.hosts="
         if (beside := workers + servers - len(slots_of(hosts))) > 0:
             yield (
                 f"{beside} of {servers} servers run beside workers: {name}{hosts} has no more slots"
             )
         used = dict(nodes_of(hosts, workers, servers))
         idle = [host for host in slots_by_host(hosts) if host not in used]
-        if idle and launch.uses_allocation:
+        if idle and launch.uses_slurm:
             some = ", ".join(idle[:3]) + ", ..." * (len(idle) > 3)
             yield (
                 f"{len(idle)} of the allocation's {len(idle) + len(used)} nodes are not used "

@@ -35,7 +35,8 @@ class LaunchRequest:
     """
     entry: str = "bsweep.train.worker:train"
     """The module that says what the processes of a point do, such as train or measure, and the
-    function that does it in a worker.
+    function that does it in a worker. Processes that a launcher starts run the module, whose own
+    `__main__` calls the function; `inline` calls the function itself.
     """
 
     @property

@@ -177,7 +177,7 @@ def _facts_of_point(path: Path | None, problems: list[str]) -> dict[str, Any]:
         if not config.program.is_own:
             card = config.data
             known["data"] = {**asdict(data.prepare(card)), "files": fingerprint(card)}
-        elif config.program.resolved() != config.program:
+        elif config.program.with_fingerprints() != config.program:
             problems.append("the files of the program differ: give all hosts the same files")
     except (OSError, ValueError) as error:
         problems.append(str(error))

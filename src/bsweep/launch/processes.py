@@ -1,5 +1,5 @@
-"""The code that the launchers `horovodrun`, `torchrun` and `srun` share: it starts a point's
-processes, waits for them and ends them.
+"""The code that the launchers `horovodrun`, `torchrun` and `srun` share: it waits for a point's
+processes, which `Team` in `pool` starts and ends, and says how the point ended.
 """
 
 from __future__ import annotations

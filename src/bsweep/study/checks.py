@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bsweep import allocation, data, models
 from bsweep.config import user_code
-from bsweep.config.rules import problems_with_data
+from bsweep.config.rules import problems_with_data, warnings_of
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
 from bsweep.launch import check_machine
@@ -31,7 +31,7 @@ def check_point(config: RunConfig) -> list[str]:
     """
     user_code.check(config)
     try:
-        warnings = check_machine(config)
+        warnings = [*warnings_of(config), *check_machine(config)]
         if config.resume_from and not (checkpoints(RunPaths(config.folder)) or result_of(config)):
             branching.check_branch(config)  # the run has no copy of its source yet
         check_trackers(config.trackers)

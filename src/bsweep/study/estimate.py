@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bsweep.study.commands import Planned
+from bsweep.study.history import Planned
 from bsweep.study.states import State
 
 

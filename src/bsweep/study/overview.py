@@ -13,9 +13,9 @@ from typing import Any
 
 from bsweep.core.words import aligned, counted, decimal_hours, duration
 from bsweep.runlog.files import no_such_study
-from bsweep.study import commands, states
-from bsweep.study.commands import Planned
+from bsweep.study import history, states
 from bsweep.study.estimate import Estimate, Timed, timed, with_examples
+from bsweep.study.history import Planned
 from bsweep.study.states import NEW, State
 
 _MOST_LISTED = 40
@@ -85,7 +85,7 @@ def estimated(
         grid: The points of the grid.
         tried: Timed points that the estimate uses in addition to the study's runs.
     """
-    recorded = commands.read_commands(study_dir)
+    recorded = history.read_commands(study_dir)
     points = {point.run_id: point for command in recorded for point in command.points}
     points |= {point.run_id: point for point in grid}
     points = {point.run_id: point for point in with_examples(points.values(), known, tried)}

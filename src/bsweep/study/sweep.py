@@ -20,7 +20,7 @@ from bsweep.core.whole_files import explained, is_full
 from bsweep.launch import hosts_check, resources
 from bsweep.launch.pool import ProcessPool
 from bsweep.runlog.reading import Damaged, Newer
-from bsweep.study import checks, claims, commands, parallel, states
+from bsweep.study import checks, claims, history, parallel, states
 from bsweep.study.progress import Progress
 from bsweep.study.run_point import result_of, run_point, set_aside, why_skipped
 from bsweep.trackers import live
@@ -101,7 +101,7 @@ class Sweep:
             else:
                 if why_in_turn:
                     self._progress.say(why_in_turn)
-                for config in self._pool.ordered(self._left):
+                for config in self._pool.ordered(self._left):  # those of one team together
                     statuses[config.folder] = self._run(config)
             while others := [folder for folder, end in statuses.items() if end == "running"]:
                 time.sleep(_WAIT_SECONDS)
@@ -116,7 +116,7 @@ class Sweep:
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
             if self._is_new:
-                commands.record(study_dir, self._arguments, points)
+                history.record(study_dir, self._arguments, points)
             stack.enter_context(claims.registered(study_dir))
         except ValueError as error:
             raise ConfigError(str(error)) from None

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bsweep.study import claims, overview, states
-from bsweep.study.commands import Planned
 from bsweep.study.estimate import Estimate
+from bsweep.study.history import Planned
 from bsweep.study.overview import Row
 from bsweep.study.states import NEW, State
 
