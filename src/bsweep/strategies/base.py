@@ -368,7 +368,8 @@ class Strategy(ABC):
         """True if the workers synchronised at the end of the round that has just ended.
 
         It is the same on all workers, and is about rounds that do not end an epoch. If False, a
-        gather would make workers wait for one another.
+        gather would make workers wait for one another, so they seldom agree whether to save or to
+        stop.
         """
         return self.lockstep
 

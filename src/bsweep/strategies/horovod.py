@@ -42,8 +42,10 @@ class Horovod(Summing, InBackward):
         on_gpu = num_gpus(self.config.device) > 0
         _begin(hvd, on_gpu=on_gpu, local_workers=self.world.local_workers)
         self._hvd = hvd
-        self._operation = hvd.Adasum if self.card.op == "adasum" else hvd.Sum
-        self.averages = self.card.op == "adasum"  # it combines local means, not shares of one mean
+        # Each worker's loss is divided by the examples of all, so that the sum of the gradients is
+        # the average. Adasum combines the workers' means.
+        self.averages = self.card.op == "adasum"
+        self._operation = hvd.Adasum if self.averages else hvd.Sum
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
         self._vector, self._optimizer = vector, optimizer

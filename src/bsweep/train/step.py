@@ -163,6 +163,26 @@ def compute_passes(
     return sums if strategy.reports_sums else torch.zeros_like(sums)
 
 
+def _outputs(job: Job, model: Callable[[Tensor], Any], inputs: Tensor) -> Any:
+    """Return the outputs of a forward pass on the inputs (B, ...), in the run's precision."""
+    with job.autocast(), batchnorm_fit_for(job.model, len(inputs)):
+        return model(inputs)
+
+
+def scaled(job: Job, loss: Tensor) -> Tensor:
+    """Return a loss, or the factor of a loss, times the loss scale of fp16; in other precisions
+    return it unchanged.
+
+    See `Vector.scale`. Without the scale, fp16 would round small gradients to zero.
+    """
+    return loss * job.vector.scale.factor if job.vector.scale else loss
+
+
+def _slowed(job: Job, num_examples: int) -> AbstractContextManager[None]:
+    """Return the context manager for passes on some examples, which may slow them down."""
+    return job.slowdown.step(num_examples) if job.slowdown else nullcontext()
+
+
 def compute_halves(job: Job, examples: Tensor, crops: Tensor) -> None:
     """Compute the gradients of the two halves of a lone worker's batch, and show them to the
     gradient noise meter.
@@ -221,23 +241,3 @@ def _compute_stages(
     with batchnorm_fit_for(job.model, size):
         strategy.run_passes(inputs, targets, loss)
     return sums
-
-
-def _outputs(job: Job, model: Callable[[Tensor], Any], inputs: Tensor) -> Any:
-    """Return the outputs of a forward pass on the inputs (B, ...), in the run's precision."""
-    with job.autocast(), batchnorm_fit_for(job.model, len(inputs)):
-        return model(inputs)
-
-
-def scaled(job: Job, loss: Tensor) -> Tensor:
-    """Return a loss, or the factor of a loss, times the loss scale of fp16; in other precisions
-    return it unchanged.
-
-    See `Vector.scale`. Without the scale, fp16 would round small gradients to zero.
-    """
-    return loss * job.vector.scale.factor if job.vector.scale else loss
-
-
-def _slowed(job: Job, num_examples: int) -> AbstractContextManager[None]:
-    """Return the context manager for passes on some examples, which may slow them down."""
-    return job.slowdown.step(num_examples) if job.slowdown else nullcontext()
