@@ -169,8 +169,10 @@ def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
     """Return for each run the learning rate that its learning-rate rule gives, computed from its
     settings.
 
-    It stands in for a rate that was not recorded, in published runs and runs that have not begun.
-    The rate is that of the first worker, and NaN where a part of the rule is not known.
+    It stands in for a rate that was not recorded: in published runs, runs of early versions and
+    runs that have not begun. In early versions the rate of local SGD followed the global batch, so
+    the card, which now divides this by the workers, is not asked. The rate is that of the first
+    worker, and NaN where a part of the rule is not known.
     """
     first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce")
     batches = first.fillna(runs["local_batch"]) * _numbers(runs, "accumulation_steps").fillna(1)
