@@ -16,7 +16,8 @@ import pandas as pd
 
 from bsweep.analysis.cell_tables.keys import keyed
 from bsweep.analysis.cell_tables.means import run_steps
-from bsweep.analysis.prediction.cards import (
+from bsweep.analysis.prediction.step_time import Cell, Form
+from bsweep.analysis.study.cards import (
     OWN_CODE,
     PREFIX,
     capabilities_of,
@@ -24,7 +25,6 @@ from bsweep.analysis.prediction.cards import (
     card_of,
     strategy_texts,
 )
-from bsweep.analysis.prediction.step_time import Cell, Form
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.numbers import setting_text
 from bsweep.config.groups import StrategyConfig
@@ -156,7 +156,7 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
     """
     names = runs["strategy"].astype(str)
     for strategy, group in runs.groupby("strategy"):
-        if not capabilities_of_kind(strategy).splits_model:
+        if not capabilities_of_kind(str(strategy)).splits_model:
             continue
         for column in [str(column) for column in runs if str(column).startswith(PREFIX)]:
             texts = group[column].map(setting_text)
@@ -198,7 +198,8 @@ def differ_in_ways_alone(runs: pd.DataFrame) -> bool:
         return False
     groups = strategy_texts(runs).groupby(runs["strategy"])
     return all(
-        capabilities_of_kind(name).splits_model or texts.nunique() == 1 for name, texts in groups
+        capabilities_of_kind(str(name)).splits_model or texts.nunique() == 1
+        for name, texts in groups
     )
 
 

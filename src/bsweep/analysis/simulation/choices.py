@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.prediction.cards import OWN_CODE, settings_of_runs
 from bsweep.analysis.simulation.constants import Constants
+from bsweep.analysis.study.cards import OWN_CODE, settings_of_runs
 from bsweep.config.card import Card
 from bsweep.config.parsing import validate
 from bsweep.config.rules import problems_of_cards
@@ -186,7 +186,8 @@ def card_like(
     runs: pd.DataFrame | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the card of a variant.
+    """Return the card of a variant. Unlike `cards.card_of`, which takes the settings of one run, it
+    has the defaults of settings that are not known.
 
     Args:
         group: The group, such as `compression`.
