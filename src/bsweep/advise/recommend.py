@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
-from bsweep.advise.search import AXES, RATE, Search
-from bsweep.analysis.conclusions.next_run import SHARE, Next
+from bsweep.advise.search import AXES, LIMIT, RATE, Search
+from bsweep.analysis.conclusions.next_run import Next
 from bsweep.analysis.conclusions.predicting import on_networks
 from bsweep.analysis.conclusions.prediction_texts import Prediction, cell_name
 from bsweep.analysis.conclusions.simulated import check_networks, check_points, larger_grid
@@ -28,6 +28,7 @@ from bsweep.analysis.prediction.objectives import (
 )
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.ways import names_of_points
+from bsweep.analysis.simulation import DOUBLINGS
 from bsweep.analysis.study.frames import LargerClusters
 from bsweep.analysis.study.numbers import different_texts, number
 from bsweep.compose import hydra_grid, words
@@ -94,15 +95,15 @@ def _parser() -> argparse.ArgumentParser:
     add("overrides", nargs="+", metavar="key=value", help=grid)
     add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
     add("--target-loss", type=float, help="test loss to reach instead")
-    default = (
-        f"default: {100 * SHARE:g} %% of the predicted cost of the grid, or three typical runs if "
-        "that is more"
-    )
-    add("--budget", metavar="TIME", help=f"time for everything, such as 30m ({default})")
+    default = LIMIT.replace("%", "%%")
+    add("--budget", metavar="TIME", help=f"time for everything, such as 30m (default: {default})")
     objectives = "fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas"
     add("--objective", default="fastest", help=objectives)
     add("--price-per-worker-hour", type=float, help="price of a worker's hour, for costs in money")
-    links = "links as 25gbit,10us: simulate up to 64 workers after the search; may be repeated"
+    links = (
+        f"links as 25gbit,10us: simulate up to {DOUBLINGS[-1]} workers after the search; may be "
+        "repeated"
+    )
     add("--network", action="append", default=[], help=links)
     add("--measured-network", help="links between the workers of the search, as 1gbit,100us")
     add("--speeds", help="relative speeds of the simulated workers, such as 1,1,0.5")

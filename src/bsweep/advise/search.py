@@ -26,6 +26,7 @@ import pandas as pd
 
 from bsweep.analysis import load
 from bsweep.analysis.conclusions.next_run import (
+    FEWEST_RUNS,
     SHARE,
     Grid,
     Next,
@@ -72,9 +73,11 @@ _DRAWS = 1500  # for the fits that only choose the next run
 # the run's predicted time.
 _OVERTIME = 2.0
 _LEFT = ("new", "interrupted")  # statuses of points that can be run
-_LIMIT = (
-    f"{100 * SHARE:g} % of the predicted cost of the grid or three typical runs, whichever is more"
+LIMIT = (
+    f"{100 * SHARE:g} % of the predicted cost of the grid or {FEWEST_RUNS} typical runs, "
+    "whichever is more"
 )
+"""The limit of a search without a given budget, in words."""
 
 
 @dataclass(frozen=True)
@@ -411,7 +414,7 @@ class Search:
         left = self._left(grid, step_time, prediction)
         if self.budget is None and not self.run_ids:
             say(
-                f"no --budget: at most {number(self.share)} worker-seconds, which are {_LIMIT}; a "
+                f"no --budget: at most {number(self.share)} worker-seconds, which are {LIMIT}; a "
                 "run that reaches the target will tell more exactly"
             )
         offers = still_open(offers, seen.runs) if seen is not None else offers
@@ -541,7 +544,7 @@ class Search:
         if self.budget is not None:
             return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} spent"
         spent = self.spent(is_wall=False)
-        return f"{number(spent)} of {number(self.share)} worker-seconds, {_LIMIT}, spent"
+        return f"{number(spent)} of {number(self.share)} worker-seconds, {LIMIT}, spent"
 
 
 def _rate(config: RunConfig) -> float:
