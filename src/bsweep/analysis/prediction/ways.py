@@ -135,7 +135,7 @@ def way_of(name: str, card: StrategyConfig | None, steps: pd.DataFrame) -> Way:
     passes, example_bytes = passes_of(steps), []
     facts = (steps["num_workers"], steps["global_batch"], passes, steps["sent_bytes"] / passes)
     for workers, batch, number, sent in zip(*facts, strict=True):
-        parameter_share, example_share = card.sent_in_pass(int(workers), int(number))
+        parameter_share, example_share = card.sent_in_pass(int(workers), int(number), precision)
         in_group = batch / number * card.num_parts(int(workers)) / workers
         if example_share and sent > 0:
             example_bytes.append((sent - parameter_share * whole) / example_share / in_group)

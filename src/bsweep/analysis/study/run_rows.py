@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bsweep.analysis.study import columns
-from bsweep.analysis.study.derived import placement
+from bsweep.analysis.study.derived import ONE_NODE, placement
 from bsweep.analysis.study.numbers import setting_text
 from bsweep.config.hosts import SLURM
 from bsweep.config.parameter_server import ParameterServerConfig
@@ -217,7 +217,7 @@ def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]
     different = limits if len(set(limits)) > 1 else limits[:1]
     return {
         "placement": nodes,
-        "network_interface": None if nodes == "1 node" else launch.get("network_interface"),
+        "network_interface": None if nodes == ONE_NODE else launch.get("network_interface"),
         "memory_limit": f"{', '.join(different)} MB" if limits else None,
         "threads": launch.get("threads_per_worker"),
     }
