@@ -46,7 +46,7 @@ from bsweep.analysis.prediction.forecast import Key, keys_of
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
-from bsweep.analysis.prediction.ways import STEP, Way, way_of
+from bsweep.analysis.prediction.ways import Way, split_or_none, way_of
 from bsweep.analysis.study.numbers import number
 from bsweep.config.data import ProgramDataConfig
 from bsweep.config.run import RunConfig
@@ -358,9 +358,13 @@ class Search:
             for cell, probe in self._timed.items()
             if probe.num_parameters is not None
         ]
-        steps = pd.DataFrame(rows, columns=[*STEP[:3], "way", *STEP[3:]])
+        columns = [
+            "global_batch", "num_workers", "accumulation_steps", "way", "num_parameters",
+            "sent_bytes",
+        ]  # fmt: skip
+        steps = pd.DataFrame(rows, columns=columns)
         ways = {
-            way: way_of(way, card if card.can.splits_model else None, steps[steps["way"] == way])
+            way: way_of(way, split_or_none(card), steps[steps["way"] == way])
             for way, card in self.strategies.items()
         }
         return ways | (dict(seen.ways) if seen else {})

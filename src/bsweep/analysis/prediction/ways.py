@@ -207,5 +207,9 @@ def split_card(settings: Mapping[Any, Any] | pd.Series[Any]) -> StrategyConfig |
     """Return the card of a strategy that splits the model, from its settings by dotted key; None
     for other strategies, and if the settings are not complete and valid.
     """
-    card = card_of(settings)
-    return card if card and card.kind_can.splits_model else None
+    return split_or_none(card_of(settings))
+
+
+def split_or_none(card: StrategyConfig | None) -> StrategyConfig | None:
+    """Return the card if its strategy splits the model, otherwise None."""
+    return card if card and card.can.splits_model else None
