@@ -246,7 +246,10 @@ def _print(
     seen = search.observed()
     why = missing(seen) if seen else "no run was started."
     prediction = None if why else search.prediction(seen, NUM_DRAWS, search.objective)
-    lines = [_ENDS[end.ends].format(least=search.least), f"Budget: {search.budget_text()}."]
+    lines = [
+        _ENDS[end.ends].format(what=search.what_is_minimized),
+        f"Budget: {search.budget_text()}.",
+    ]
     if prediction is not None:
         # Starts and evaluations count for the search alone.
         trainings = search.spent(is_wall=False) / float(prediction.recommended["worker_seconds"])
@@ -335,7 +338,7 @@ def _next_run(search: Search, end: Next, is_recommended: bool) -> str:
         gain = math.floor(1000 * end.gain) / 10
         return (
             f"The next run would be {cell}: it would take about {takes}, and is expected to save "
-            f"{gain:.1f} % of the {search.least}."
+            f"{gain:.1f} % of the {search.what_is_minimized}."
         )
     budget = round(search.spent(is_wall=True) + 1.5 * seconds) + 1
     again = f"the same command with --budget {budget}s continues."
@@ -344,7 +347,7 @@ def _next_run(search: Search, end: Next, is_recommended: bool) -> str:
         return f"{takes}{most} more would pay for a run of {cell}: {again}"
     return (
         f"A larger budget would pay for a run of {cell}, which takes about {takes} and is expected "
-        f"to save {100 * end.gain:.1f} % of the {search.least}: {again}"
+        f"to save {100 * end.gain:.1f} % of the {search.what_is_minimized}: {again}"
     )
 
 
@@ -353,7 +356,7 @@ _ENDS = {
     f"probability of {SURE:g} or more.",
     "budget": "Ended: the rest of the budget pays for no run that is expected to help.",
     "gain": f"Ended: no further run is expected to save {100 * LEAST_GAIN:g} % of the "
-    "{least} or more.",
+    "{what} or more.",
     "runs": "Ended: no point of the grid is left to run, except batches as large as one that did "
     "not reach the target, or larger.",
 }
