@@ -320,7 +320,7 @@ LOCAL_SGD = {"strategy": {"name": "local_sgd", "sync_every": 8}}
         ("per_worker", {}, 0.4),
         ("linear", {}, 0.1 * 128 / 256),
         ("sqrt", {}, 0.1 * (128 / 256) ** 0.5),
-        ("linear", LOCAL_SGD, 0.1 * 128 / 256),  # as it was then
+        ("linear", LOCAL_SGD, 0.1 * 128 / 256),  # as in the versions that did not record it
         ("linear", diloco("uniform"), 0.1 * 32 / 256),
         ("linear", diloco("uniform", ((8, 8, 32, 16), None)), 0.1 * 8 / 256),
     ],

@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 
 import bsweep
-from bsweep.analysis.prediction.cards import card_of
 from bsweep.analysis.prediction.forecast import problems_of_cells
 from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.analysis.prediction.step_time import Timing, fit_step_time
 from bsweep.analysis.prediction.ways import Way, ways_of
+from bsweep.analysis.study.cards import card_of
 from bsweep.config.target import target_of
 from tests.support.running import ran_ok
 from tests.support.synthetic_targets import TARGET, Truth, with_energy, write_target_study

@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
-from bsweep.advise.search import AXES, RATE, Search
-from bsweep.analysis.conclusions.next_run import SHARE, Next
+from bsweep.advise.search import AXES, LIMIT, RATE, Search
+from bsweep.analysis.conclusions.next_run import Next
 from bsweep.analysis.conclusions.predicting import on_networks
 from bsweep.analysis.conclusions.prediction_texts import Prediction, cell_name
 from bsweep.analysis.conclusions.simulated import check_networks, check_points, larger_grid
@@ -28,6 +28,7 @@ from bsweep.analysis.prediction.objectives import (
 )
 from bsweep.analysis.prediction.sampler import NUM_DRAWS
 from bsweep.analysis.prediction.ways import names_of_points
+from bsweep.analysis.simulation import DOUBLINGS
 from bsweep.analysis.study.frames import LargerClusters
 from bsweep.analysis.study.numbers import different_texts, number
 from bsweep.compose import hydra_grid, words
@@ -94,15 +95,15 @@ def _parser() -> argparse.ArgumentParser:
     add("overrides", nargs="+", metavar="key=value", help=grid)
     add("--target-accuracy", type=float, help="test accuracy to reach, such as 0.9")
     add("--target-loss", type=float, help="test loss to reach instead")
-    default = (
-        f"default: {100 * SHARE:g} %% of the predicted cost of the grid, or three typical runs if "
-        "that is more"
-    )
-    add("--budget", metavar="TIME", help=f"time for everything, such as 30m ({default})")
+    default = LIMIT.replace("%", "%%")
+    add("--budget", metavar="TIME", help=f"time for everything, such as 30m (default: {default})")
     objectives = "fastest | cheapest | joules | deadline=2h | 'workers<=4', joined by commas"
     add("--objective", default="fastest", help=objectives)
     add("--price-per-worker-hour", type=float, help="price of a worker's hour, for costs in money")
-    links = "links as 25gbit,10us: simulate up to 64 workers after the search; may be repeated"
+    links = (
+        f"links as 25gbit,10us: simulate up to {DOUBLINGS[-1]} workers after the search; may be "
+        "repeated"
+    )
     add("--network", action="append", default=[], help=links)
     add("--measured-network", help="links between the workers of the search, as 1gbit,100us")
     add("--speeds", help="relative speeds of the simulated workers, such as 1,1,0.5")
@@ -245,7 +246,10 @@ def _print(
     seen = search.observed()
     why = missing(seen) if seen else "no run was started."
     prediction = None if why else search.prediction(seen, NUM_DRAWS, search.objective)
-    lines = [_ENDS[end.ends].format(least=search.least), f"Budget: {search.budget_text()}."]
+    lines = [
+        _ENDS[end.ends].format(what=search.what_is_minimized),
+        f"Budget: {search.budget_text()}.",
+    ]
     if prediction is not None:
         # Starts and evaluations count for the search alone.
         trainings = search.spent(is_wall=False) / float(prediction.recommended["worker_seconds"])
@@ -334,7 +338,7 @@ def _next_run(search: Search, end: Next, is_recommended: bool) -> str:
         gain = math.floor(1000 * end.gain) / 10
         return (
             f"The next run would be {cell}: it would take about {takes}, and is expected to save "
-            f"{gain:.1f} % of the {search.least}."
+            f"{gain:.1f} % of the {search.what_is_minimized}."
         )
     budget = round(search.spent(is_wall=True) + 1.5 * seconds) + 1
     again = f"the same command with --budget {budget}s continues."
@@ -343,7 +347,7 @@ def _next_run(search: Search, end: Next, is_recommended: bool) -> str:
         return f"{takes}{most} more would pay for a run of {cell}: {again}"
     return (
         f"A larger budget would pay for a run of {cell}, which takes about {takes} and is expected "
-        f"to save {100 * end.gain:.1f} % of the {search.least}: {again}"
+        f"to save {100 * end.gain:.1f} % of the {search.what_is_minimized}: {again}"
     )
 
 
@@ -352,7 +356,7 @@ _ENDS = {
     f"probability of {SURE:g} or more.",
     "budget": "Ended: the rest of the budget pays for no run that is expected to help.",
     "gain": f"Ended: no further run is expected to save {100 * LEAST_GAIN:g} % of the "
-    "{least} or more.",
+    "{what} or more.",
     "runs": "Ended: no point of the grid is left to run, except batches as large as one that did "
     "not reach the target, or larger.",
 }

@@ -26,6 +26,7 @@ import pandas as pd
 
 from bsweep.analysis import load
 from bsweep.analysis.conclusions.next_run import (
+    FEWEST_RUNS,
     SHARE,
     Grid,
     Next,
@@ -45,7 +46,7 @@ from bsweep.analysis.prediction.forecast import Key, keys_of
 from bsweep.analysis.prediction.objectives import CLOSE, Objective
 from bsweep.analysis.prediction.seen_runs import Observed, observed
 from bsweep.analysis.prediction.step_time import StepTimeFit, Timing, fit_step_time
-from bsweep.analysis.prediction.ways import STEP, Way, way_of
+from bsweep.analysis.prediction.ways import Way, split_or_none, way_of
 from bsweep.analysis.study.numbers import number
 from bsweep.config.data import ProgramDataConfig
 from bsweep.config.run import RunConfig
@@ -71,10 +72,12 @@ _DRAWS = 1500  # for the fits that only choose the next run
 # The search stops a run, and chooses the next one anew, after this multiple of the upper end of
 # the run's predicted time.
 _OVERTIME = 2.0
-_LEFT = ("new", "interrupted")  # statuses of points that can be run
-_LIMIT = (
-    f"{100 * SHARE:g} % of the predicted cost of the grid or three typical runs, whichever is more"
+_CAN_RUN = ("new", "interrupted")  # statuses of points that can be run
+LIMIT = (
+    f"{100 * SHARE:g} % of the predicted cost of the grid or {FEWEST_RUNS} typical runs, "
+    "whichever is more"
 )
+"""The limit of a search without a given budget, in words."""
 
 
 @dataclass(frozen=True)
@@ -174,14 +177,14 @@ class Search:
             (*probe.cell, ways[probe.kind]): probe for probe in kept.probes if probe.kind in ways
         }
         self.others = [probe for probe in kept.probes if probe.kind not in ways]
-        self.share = 0.0  # in worker-seconds, a part of the grid's predicted cost
+        self.allowance = 0.0  # in worker-seconds, a part of the grid's predicted cost
         self.run_ids = [*kept.runs]
         self.num_train = kept.num_train if self.probes else None
         if self.num_train is not None:
             self._learn_num_train(self.num_train)
 
     @property
-    def least(self) -> str:
+    def what_is_minimized(self) -> str:
         """The words for what the objective minimizes: `time to target` for seconds, and `cost to
         target` for any other measure.
         """
@@ -355,9 +358,13 @@ class Search:
             for cell, probe in self._timed.items()
             if probe.num_parameters is not None
         ]
-        steps = pd.DataFrame(rows, columns=[*STEP[:3], "way", *STEP[3:]])
+        columns = [
+            "global_batch", "num_workers", "accumulation_steps", "way", "num_parameters",
+            "sent_bytes",
+        ]  # fmt: skip
+        steps = pd.DataFrame(rows, columns=columns)
         ways = {
-            way: way_of(way, card if card.can.splits_model else None, steps[steps["way"] == way])
+            way: way_of(way, split_or_none(card), steps[steps["way"] == way])
             for way, card in self.strategies.items()
         }
         return ways | (dict(seen.ways) if seen else {})
@@ -411,8 +418,8 @@ class Search:
         left = self._left(grid, step_time, prediction)
         if self.budget is None and not self.run_ids:
             say(
-                f"no --budget: at most {number(self.share)} worker-seconds, which are {_LIMIT}; a "
-                "run that reaches the target will tell more exactly"
+                f"no --budget: at most {number(self.allowance)} worker-seconds, which are {LIMIT}; "
+                "a run that reaches the target will tell more exactly"
             )
         offers = still_open(offers, seen.runs) if seen is not None else offers
         return first_run(grid, offers, step_time, left), left
@@ -441,8 +448,8 @@ class Search:
         if self.budget is not None:
             return {count: (self.budget - self.spent(is_wall=True)) * count for count in workers}
         timed = sum(self._probe_costs(is_wall=False).values())
-        self.share = grid.share(step_time, prediction, timed)
-        return dict.fromkeys(workers, self.share - self.spent(is_wall=False))
+        self.allowance = grid.share(step_time, prediction, timed)
+        return dict.fromkeys(workers, self.allowance - self.spent(is_wall=False))
 
     def spent(self, *, is_wall: bool) -> float:
         """Return the time that this search and earlier ones have spent on runs of the grid and on
@@ -471,7 +478,7 @@ class Search:
         points = []
         for config in self.cells[cell]:
             paths, is_of_rate = RunPaths(config.folder), math.isnan(rate) or _rate(config) == rate
-            if is_of_rate and states.state_of_run(paths.folder).status in _LEFT:
+            if is_of_rate and states.state_of_run(paths.folder).status in _CAN_RUN:
                 facts = next((checkpoint.facts for checkpoint in checkpoints(paths)), None)
                 points.append((config, float(facts["num_steps"]) if facts else 0.0))
         return sorted(points, key=lambda point: -point[1])
@@ -535,13 +542,14 @@ class Search:
         for reason, applies in reasons.items():
             if applies:
                 return f"{reason}; this run takes about {takes}"
-        return f"about {takes}, expected to save {100 * coming.gain:.1f} % of the {self.least}"
+        share = f"{100 * coming.gain:.1f} % of the {self.what_is_minimized}"
+        return f"about {takes}, expected to save {share}"
 
     def budget_text(self) -> str:
         if self.budget is not None:
             return f"{duration(self.spent(is_wall=True))} of {duration(self.budget)} spent"
         spent = self.spent(is_wall=False)
-        return f"{number(spent)} of {number(self.share)} worker-seconds, {_LIMIT}, spent"
+        return f"{number(spent)} of {number(self.allowance)} worker-seconds, {LIMIT}, spent"
 
 
 def _rate(config: RunConfig) -> float:

@@ -24,6 +24,7 @@ from bsweep.analysis.cell_tables.common_target import common_target
 from bsweep.analysis.conclusions import recommendations
 from bsweep.analysis.conclusions.maps import surface_rows
 from bsweep.analysis.conclusions.recommendations import Answer
+from bsweep.analysis.prediction.critical_batch import LEVEL
 from bsweep.analysis.prediction.objectives import LEAST_GAIN, TELLS_APART
 from bsweep.analysis.study.caching import caching
 from bsweep.analysis.study.columns import described, heading
@@ -63,6 +64,7 @@ _POINTS = {  # what a curve has, and the column of `Study.evaluations` for each
 _CONSTANTS = {  # which the page's script shares with the figures and the predictions
     "colors": [*COLORS],
     "dark": DARK,
+    "level": LEVEL,
     "least_gain": f"{100 * LEAST_GAIN:g} %",
     "tells_apart": f"{100 * TELLS_APART:g} %",
 }

@@ -12,7 +12,7 @@ from bsweep import analysis, plots
 from bsweep.analysis import Study
 from bsweep.analysis.cell_tables import tuning
 from bsweep.analysis.cell_tables.keys import RATES
-from bsweep.analysis.conclusions.prediction_texts import runs_in_words
+from bsweep.analysis.conclusions.prediction_texts import SECONDS_ENDS, runs_in_words
 from bsweep.analysis.prediction.critical_batch import LEVEL
 from bsweep.analysis.simulation.rows import LITTLE_GAIN
 from bsweep.analysis.study import naming
@@ -103,12 +103,12 @@ def _predicted(cells: pd.DataFrame) -> pd.DataFrame:
         bottleneck=[f"{part}, {100 * share:.0f} %" for part, share in shares],
         runs=runs_in_words(cells, "not measured"),
     )
-    return as_texts(cells, _part(cells) | _CELL_HEADINGS)
+    return as_texts(cells, _part(cells) | _CELL_HEADINGS, SECONDS_ENDS)
 
 
 def _larger(curves: pd.DataFrame) -> pd.DataFrame:
     notes = marks(curves.assign(is_own=~curves["is_simulated"]), _CURVE_MARKS)
-    return as_texts(curves.assign(notes=notes), _part(curves) | _CURVE_HEADINGS)
+    return as_texts(curves.assign(notes=notes), _part(curves) | _CURVE_HEADINGS, SECONDS_ENDS)
 
 
 def _part(table: pd.DataFrame) -> dict[str, str]:

@@ -76,7 +76,7 @@ def _means(study: Study, cells: pd.DataFrame) -> Table:
         "Results of each cell.",
         "Losses are those of the last round." * analysis.ends_in_rounds(study),
         _MEDIAN.format(naming.evaluated_part(study.runs).capitalize()) * has_median,
-        _INTERVALS * (max(counts, default=0) > 2),
+        _INTERVALS * (max(counts, default=0) >= analysis.MIN_SEEDS_FOR_INTERVAL),
         "For two seeds both values are shown, in the order of the seeds." * (2 in counts),
     ]
     return _table(study, "results", joined(caption), values)
@@ -185,7 +185,8 @@ def idle_seconds(study: Study, table: pd.DataFrame) -> Table:
 
 
 def _idle_caption(table: pd.DataFrame) -> str:
-    is_compared, has_intervals = bool(table["change"].notna().any()), bool(table["n"].max() > 2)
+    is_compared = bool(table["change"].notna().any())
+    has_intervals = bool(table["n"].max() >= analysis.MIN_SEEDS_FOR_INTERVAL)
     return joined([_IDLE, _CHANGE * is_compared, _INTERVALS * has_intervals])
 
 

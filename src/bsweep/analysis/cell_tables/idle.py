@@ -16,7 +16,7 @@ from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.frames import Study
 
 # In the order of a table: the baseline, published methods A, B and C, then the other allocations.
-POLICIES = (
+ALLOCATIONS = (
     "uniform", "batch_by_flops", "batch_by_memory", "steps_by_flops", "steps_by_speed", "hybrid",
     "network_aware",
 )  # fmt: skip
@@ -173,8 +173,8 @@ def equal_time_losses(study: Study) -> pd.DataFrame:
     ends = pd.concat([curve[[*others, "midpoint_seconds"]].iloc[-1:] for curve in curves])
     shortest = ends.groupby(others)["midpoint_seconds"].transform("min")
     table = pd.concat(map(_at, curves, shortest.to_numpy()[:, None]))
-    policies = table.groupby(keys)["allocation"].first()
-    return _in_order(summarise(table, keys, amounts)[columns], policies)
+    allocations = table.groupby(keys)["allocation"].first()
+    return _in_order(summarise(table, keys, amounts)[columns], allocations)
 
 
 _LENGTH = "data.sequence_length"
@@ -273,14 +273,14 @@ def _at(curve: pd.DataFrame, seconds: ArrayLike) -> pd.DataFrame:
     )
 
 
-def _in_order(table: pd.DataFrame, policies: pd.Series[str]) -> pd.DataFrame:
+def _in_order(table: pd.DataFrame, allocations: pd.Series[str]) -> pd.DataFrame:
     """Sort a table of cells by their settings. Cells that differ in nothing but the variant are in
-    the order of their allocations in `POLICIES`.
+    the order of their allocations in `ALLOCATIONS`.
     """
     if table.empty:
         return table
-    order = {policy: place for place, policy in enumerate(POLICIES)}
-    ranks = policies.map(order).fillna(len(POLICIES))
+    order = {allocation: place for place, allocation in enumerate(ALLOCATIONS)}
+    ranks = allocations.map(order).fillna(len(ALLOCATIONS))
     others = [name for name in levels(table) if name != "variant"]
     places = table.index.to_frame(index=False).assign(rank=ranks.to_numpy())
     return table.iloc[places.sort_values([*others, "rank", "variant"], kind="stable").index]

@@ -17,7 +17,7 @@ from bsweep.analysis.cell_tables.keys import cell_keys, entangled, keyed, levels
 from bsweep.analysis.cell_tables.statistics import beats_chance, summarise
 from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.columns import heading
-from bsweep.analysis.study.derived import have_round_limits
+from bsweep.analysis.study.derived import have_round_limits, trained_examples
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import evaluated_part
 from bsweep.analysis.study.targets import best_scores
@@ -246,7 +246,7 @@ def _fit_seconds(runs: pd.DataFrame) -> tuple[float, ...]:
     unexplained = float(np.sum((seconds - intercept - slope * (1 / batches)) ** 2))
     total = float(np.sum((seconds - seconds.mean()) ** 2))
     missed = 1 - (intercept + slope / batches) / seconds
-    images = (runs["images_per_second"] * seconds / runs["num_workers"]).mean()
+    images = (trained_examples(runs) / runs["num_workers"]).mean()
     return (
         intercept, slope, 1 - unexplained / total if total else np.nan, missed.min(), missed.max(),
         len({*batches}), slope / images, intercept / images,
@@ -327,10 +327,23 @@ def run_steps(study: Study, unit: str = "step") -> pd.DataFrame:
     times = _per_step(epochs.sum().where(is_known))
     if unit != "step":
         return times
-    last = study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last().astype(float)
-    total = last["train_seconds"] / last["num_steps"].where(last["num_steps"] > 0)
+    total = seconds_of_step(last_amounts(study))
     times = times.reindex(times.index.union(total.index))
     return times.assign(total_seconds=total.fillna(times["total_seconds"]))
+
+
+def last_amounts(study: Study) -> pd.DataFrame:
+    """Return the training seconds and the steps of each run until its last evaluation, indexed by
+    `run_id`.
+    """
+    return study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last().astype(float)
+
+
+def seconds_of_step(amounts: pd.DataFrame) -> pd.Series[float]:
+    """Return the mean seconds of a step for each row of training seconds and steps; NaN without
+    steps.
+    """
+    return amounts["train_seconds"] / amounts["num_steps"].where(amounts["num_steps"] > 0)
 
 
 _PARTS = [
@@ -351,8 +364,7 @@ def _amounts_of_epochs(study: Study, unit: str) -> pd.DataFrame:
     exposed = epochs["exposed_exchange_seconds"].fillna(epochs["exchange_seconds"])
     epochs = epochs.assign(exposed_exchange_seconds=exposed).astype(dict.fromkeys(_AMOUNTS, float))
     if unit != "step":
-        examples = study.epochs["images_per_second"] * epochs["train_seconds"]
-        epochs["num_steps"] = examples / EXAMPLES_OF_A_UNIT
+        epochs["num_steps"] = trained_examples(study.epochs) / EXAMPLES_OF_A_UNIT
     return epochs
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 from bsweep.analysis.cell_tables.keys import cell_keys, keyed
 from bsweep.analysis.cell_tables.statistics import summarise
 from bsweep.analysis.study.caching import cached
+from bsweep.analysis.study.cards import capabilities_of_kind
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import settings_in_words, words
 from bsweep.core.words import joined
@@ -133,7 +134,7 @@ def kind_of_scaling(study: Study) -> str:
         is strong scaling, because more workers share the examples of one replica.
     """
     strategies = dict.fromkeys(study.runs["strategy"])
-    shared = [str(words("variant", name)) for name in strategies if name in _SHARE_EXAMPLES]
+    shared = [str(words("variant", name)) for name in strategies if _shares_examples(name)]
     if not shared:
         return "weak scaling"
     why = "the workers of a replica share its examples"
@@ -142,7 +143,10 @@ def kind_of_scaling(study: Study) -> str:
     return f"weak scaling; strong scaling with {' and '.join(shared)}: {why}"
 
 
-_SHARE_EXAMPLES = ("tensor", "pipeline", "pipedream")
+def _shares_examples(strategy: object) -> bool:
+    """Return True if the workers of a replica compute the same examples, each with its part."""
+    can = capabilities_of_kind(str(strategy))
+    return can.splits_layers or can.cuts_model
 
 
 def _completed(study: Study) -> pd.DataFrame:

@@ -340,7 +340,7 @@ def _cells(studies: Sequence[Study], across_hardware: bool) -> pd.DataFrame:
     runs = keyed(together.runs).assign(
         place=np.repeat([0, 1], [*map(len, completed)]),
         machine=pd.concat([runs["hardware"] for runs in completed]).to_numpy(),
-        step_seconds=_step_seconds(together),
+        step_seconds=_median_step_seconds(together),
         seconds_to_target=np.nan,
         reached=np.nan,
         accuracy=_accuracy(together.runs) if is_comparable else np.nan,
@@ -389,9 +389,12 @@ def _together(studies: Sequence[Study], completed: Sequence[pd.DataFrame]) -> St
     return replace(studies[0], runs=in_common(marked(completed)), **tables)
 
 
-def _step_seconds(study: Study) -> pd.Series[float]:
+def _median_step_seconds(study: Study) -> pd.Series[float]:
     """Return the median seconds of a step of each run, by the medians of its epochs; NaN for a run
     whose batch size changed.
+
+    A few slow steps move a mean, and would look like a difference between two studies. The table of
+    step times has means, whose parts add up to the time of training.
     """
     medians = study.epochs.groupby("run_id")["step_seconds_p50"].median()
     seconds = study.runs["run_id"].map(medians).astype(float)

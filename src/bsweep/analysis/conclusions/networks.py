@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from bsweep.analysis.prediction.objectives import without_unreached
 from bsweep.analysis.simulation.rows import knee, lasting
 
 OWN_LINKS = "the study's own links"
@@ -67,9 +68,7 @@ def _best(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cell with the least time of each number of workers, whatever the limits of the
     objective are.
     """
-    cells = cells[cells["problem"] == ""]
-    reached = cells[~cells["is_unreached"]]
-    cells = reached if len(reached) else cells
+    cells = cells[without_unreached(cells["problem"] == "", cells)]
     return cells.loc[cells.groupby("num_workers")["seconds"].idxmin()]
 
 

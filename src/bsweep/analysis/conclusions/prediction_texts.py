@@ -34,6 +34,9 @@ from bsweep.analysis.study.text_tables import as_texts, marks
 from bsweep.config.target import Target
 from bsweep.core.words import aligned, counted, first_of, joined
 
+SECONDS_ENDS = ("seconds_low", "seconds_high")
+"""The columns with the ends of the interval of a cell's seconds."""
+
 _WIDTH = 100
 
 
@@ -460,7 +463,7 @@ class Prediction:
             mark=np.where(np.arange(len(cells)) == self.choice.place, "*", ""),
             runs=[joined((text, "left out" * is_out), "; ") for text, is_out in runs],
         )
-        table = as_texts(cells, _CELL_HEADINGS)
+        table = as_texts(cells, _CELL_HEADINGS, SECONDS_ENDS)
         return table.drop(columns=["strategy"] * (len(self.seen.ways) < 2))
 
     def _tables(self) -> list[pd.DataFrame]:
@@ -480,7 +483,7 @@ class Prediction:
         tables = [self._cells_table(), fits, critical]
         if self.network:
             curves = self.curves.assign(marks=marks(self.curves, _CURVE_MARKS))
-            tables.insert(0, as_texts(curves, _CURVE_HEADINGS))
+            tables.insert(0, as_texts(curves, _CURVE_HEADINGS, SECONDS_ENDS))
         return tables
 
 

@@ -153,12 +153,13 @@ def in_short(study: Study) -> list[str]:
         return []
     answer = answers(study)[place]
     assert answer.prediction is not None
-    cell, sure, *_ = answer.prediction.brief()
+    cell, *_ = answer.prediction.brief()
     run_next = f"Run next: {answer.prediction.next_run()}."
     others = len(predictions(study)) - 1
     more = f"The page has {counted(others, 'further recommendation')}." if others else ""
     origin = joined([_target(study)[1], more])
-    lines = [sure, *answer.prediction.network_lines(), run_next, *filter(None, [origin])]
+    networks = answer.prediction.network_lines()
+    lines = [answer.prediction.sure, *networks, run_next, *filter(None, [origin])]
     return [joined([answer.where, cell], ": "), *lines]
 
 

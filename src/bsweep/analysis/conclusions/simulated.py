@@ -188,7 +188,7 @@ def _choice(runs: pd.DataFrame, codec: str) -> Choice:
     """
     codec = codec or str(runs["compression"].iloc[0])
     codec = "none" if codec in ("", "nan") else codec
-    return choice_of(f"{runs['strategy'].iloc[0]}:compression={codec}", runs)
+    return choice_of(str(runs["strategy"].iloc[0]), runs, codec)
 
 
 def _log_seconds(step_time: StepTimeFit, cell: Cell, case: Case) -> Array:

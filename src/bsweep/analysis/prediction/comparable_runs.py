@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import pandas as pd
 
 from bsweep.analysis.cell_tables.keys import cell_keys, keyed
-from bsweep.analysis.prediction.cards import capabilities_of
 from bsweep.analysis.prediction.ways import differ_in_ways_alone
 from bsweep.analysis.study import columns
+from bsweep.analysis.study.cards import capabilities_of
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.numbers import setting_text
 from bsweep.config.values import did_you_mean

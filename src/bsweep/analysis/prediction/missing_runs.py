@@ -109,7 +109,7 @@ def _best_of(runs: pd.DataFrame, target: Target) -> str:
     if runs["best"].isna().all():
         return evaluated_once(runs)
     known = runs.dropna(subset="best")
-    best = known.sort_values("best", ascending=target.metric == "test_loss").iloc[0]
+    best = known.sort_values("best", ascending=target.sign < 0).iloc[0]
     return (
         f"The best median of three evaluations is {number(float(best['best']))} (last evaluation: "
         f"{number(float(best['last']))}), at "

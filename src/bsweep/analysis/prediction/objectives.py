@@ -152,9 +152,7 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> Forecast:
     """
     cells, logs = forecast.cells, log_objective(forecast, objective)
     allowed = _possible(cells, objective) & pd.Series(~np.isnan(logs).any(axis=0), cells.index)
-    reachable = allowed & ~cells["is_unreached"]
-    if reachable.any():  # otherwise a warning says that no run reached the target
-        allowed = reachable
+    allowed = without_unreached(allowed, cells)  # a warning says if only such cells are left
     in_time = pd.Series(np.nan, cells.index)
     if objective.deadline_seconds is not None:
         in_time[:] = (forecast.log_run_seconds <= np.log(objective.deadline_seconds)).mean(axis=0)
@@ -172,6 +170,14 @@ def with_probabilities(forecast: Forecast, objective: Objective) -> Forecast:
         probability_close=close,
     )
     return replace(forecast, cells=cells)
+
+
+def without_unreached(is_kept: pd.Series[bool], cells: pd.DataFrame) -> pd.Series[bool]:
+    """Return which cells are kept after those with `is_unreached` are left out too, unless no
+    other cell would be left.
+    """
+    reached = is_kept & ~cells["is_unreached"]
+    return reached if reached.any() else is_kept
 
 
 def _possible(cells: pd.DataFrame, objective: Objective) -> pd.Series[bool]:

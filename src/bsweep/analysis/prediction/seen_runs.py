@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.cell_tables import tuning
-from bsweep.analysis.cell_tables.means import run_steps
+from bsweep.analysis.cell_tables.means import last_amounts, run_steps, seconds_of_step
 from bsweep.analysis.prediction.comparable_runs import (
     refuse_mixed,
     refuse_unsynchronised,
@@ -21,6 +21,7 @@ from bsweep.analysis.prediction.likelihood import CellRuns, cell_runs
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.prediction.steps import SCATTER
 from bsweep.analysis.prediction.ways import WHOLE, Way, passes_of, ways_of
+from bsweep.analysis.study.derived import ONE_NODE
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import evaluated_part
 from bsweep.analysis.study.targets import to_target
@@ -29,7 +30,6 @@ from bsweep.config.target import Target
 CELL = ["global_batch", "num_workers", "passes"]
 _TIMED = ["way", *CELL, "step_seconds", "exposed_seconds"]
 _REPETITIONS = 4000  # of a choice of the best rate
-_ONE_NODE = "1 node"  # the placement of workers on one host, see `derived.placement`
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class Observed:
         workers keep to one node, and there are some; otherwise None.
         """
         several = self.runs[self.runs["num_workers"] > 1]
-        is_within = several["placement"].fillna(_ONE_NODE) == _ONE_NODE
+        is_within = several["placement"].fillna(ONE_NODE) == ONE_NODE
         within, across = (several.loc[chosen, "num_workers"] for chosen in (is_within, ~is_within))
         is_known = len(within) and len(across) and within.max() < across.min()
         return int(across.min()) if is_known else None
@@ -213,12 +213,11 @@ def _step_seconds(study: Study) -> pd.DataFrame:
         columns={"total_seconds": "step_seconds", "wait_seconds": "waiting_seconds"}
     )
     if len(begun):
-        last = study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last()
+        last = last_amounts(study)
         before = begun[["branch_seconds", "branch_steps"]].set_axis(last.columns, axis="columns")
-        after = last.astype(float) - before.astype(float)
+        after = last - before.astype(float)
         seconds.loc[seconds.index.isin(begun.index)] = np.nan
-        own_seconds = after["train_seconds"] / after["num_steps"].where(after["num_steps"] > 0)
-        seconds["step_seconds"] = seconds["step_seconds"].fillna(own_seconds)
+        seconds["step_seconds"] = seconds["step_seconds"].fillna(seconds_of_step(after))
     return seconds
 
 

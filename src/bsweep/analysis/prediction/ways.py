@@ -16,7 +16,8 @@ import pandas as pd
 
 from bsweep.analysis.cell_tables.keys import keyed
 from bsweep.analysis.cell_tables.means import run_steps
-from bsweep.analysis.prediction.cards import (
+from bsweep.analysis.prediction.step_time import Cell, Form
+from bsweep.analysis.study.cards import (
     OWN_CODE,
     PREFIX,
     capabilities_of,
@@ -24,7 +25,6 @@ from bsweep.analysis.prediction.cards import (
     card_of,
     strategy_texts,
 )
-from bsweep.analysis.prediction.step_time import Cell, Form
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.numbers import setting_text
 from bsweep.config.groups import StrategyConfig
@@ -135,7 +135,7 @@ def way_of(name: str, card: StrategyConfig | None, steps: pd.DataFrame) -> Way:
     passes, example_bytes = passes_of(steps), []
     facts = (steps["num_workers"], steps["global_batch"], passes, steps["sent_bytes"] / passes)
     for workers, batch, number, sent in zip(*facts, strict=True):
-        parameter_share, example_share = card.sent_in_pass(int(workers), int(number))
+        parameter_share, example_share = card.sent_in_pass(int(workers), int(number), precision)
         in_group = batch / number * card.num_parts(int(workers)) / workers
         if example_share and sent > 0:
             example_bytes.append((sent - parameter_share * whole) / example_share / in_group)
@@ -156,7 +156,7 @@ def _names(runs: pd.DataFrame) -> pd.Series[str]:
     """
     names = runs["strategy"].astype(str)
     for strategy, group in runs.groupby("strategy"):
-        if not capabilities_of_kind(strategy).splits_model:
+        if not capabilities_of_kind(str(strategy)).splits_model:
             continue
         for column in [str(column) for column in runs if str(column).startswith(PREFIX)]:
             texts = group[column].map(setting_text)
@@ -198,7 +198,8 @@ def differ_in_ways_alone(runs: pd.DataFrame) -> bool:
         return False
     groups = strategy_texts(runs).groupby(runs["strategy"])
     return all(
-        capabilities_of_kind(name).splits_model or texts.nunique() == 1 for name, texts in groups
+        capabilities_of_kind(str(name)).splits_model or texts.nunique() == 1
+        for name, texts in groups
     )
 
 
@@ -206,5 +207,9 @@ def split_card(settings: Mapping[Any, Any] | pd.Series[Any]) -> StrategyConfig |
     """Return the card of a strategy that splits the model, from its settings by dotted key; None
     for other strategies, and if the settings are not complete and valid.
     """
-    card = card_of(settings)
-    return card if card and card.kind_can.splits_model else None
+    return split_or_none(card_of(settings))
+
+
+def split_or_none(card: StrategyConfig | None) -> StrategyConfig | None:
+    """Return the card if its strategy splits the model, otherwise None."""
+    return card if card and card.can.splits_model else None

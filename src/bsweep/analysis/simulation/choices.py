@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.prediction.cards import OWN_CODE, settings_of_runs
 from bsweep.analysis.simulation.constants import Constants
+from bsweep.analysis.study.cards import OWN_CODE, settings_of_runs
 from bsweep.config.card import Card
 from bsweep.config.parsing import validate
 from bsweep.config.rules import problems_of_cards
@@ -141,8 +141,13 @@ def choices_of(strategies: str | Sequence[str], runs: pd.DataFrame) -> list[Choi
     return choices
 
 
-def choice_of(word: str, runs: pd.DataFrame) -> Choice:
+def choice_of(word: str, runs: pd.DataFrame, codec: str = "none") -> Choice:
     """Return the choice that a text such as `diloco:sync_every=500` names; see `choices_of`.
+
+    Args:
+        word: The text.
+        runs: The runs of a study, whose settings count; may be empty.
+        codec: The codec, if the text does not name one.
 
     Raises:
         ValueError: If a name, a key or a value is wrong. The message names no option of a command.
@@ -150,7 +155,7 @@ def choice_of(word: str, runs: pd.DataFrame) -> Choice:
     strategy, *pairs = word.split(":")
     keys = [key.name for key in fields(_class_of("strategy", strategy))]
     given = dict(map(_key_and_value, pairs))
-    codec = str(given.pop("compression", "none"))
+    codec = str(given.pop("compression", codec))
     allocation = str(given.pop("allocation", "uniform"))
     for key in (key for key in given if key not in keys):
         raise ValueError(f"strategy={strategy} has no key {key!r}.{did_you_mean(key, keys)}")
@@ -186,7 +191,8 @@ def card_like(
     runs: pd.DataFrame | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the card of a variant.
+    """Return the card of a variant. Unlike `cards.card_of`, which takes the settings of one run, it
+    has the defaults of settings that are not known.
 
     Args:
         group: The group, such as `compression`.

@@ -17,7 +17,6 @@ import pandas as pd
 from scipy.special import ndtri
 
 from bsweep.analysis.cell_tables.means import ring_bytes, run_steps
-from bsweep.analysis.prediction.cards import capabilities_of
 from bsweep.analysis.prediction.comparable_runs import selected
 from bsweep.analysis.prediction.probed_steps import probe_timings, read_probe
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
@@ -25,6 +24,7 @@ from bsweep.analysis.prediction.ways import PARAMETER_BYTES, passes_of, ways_of
 from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.spread import Spread
+from bsweep.analysis.study.cards import capabilities_of
 from bsweep.analysis.study.frames import Study
 from bsweep.core.words import counted
 from bsweep.runlog.files import RunPaths

@@ -141,7 +141,8 @@ def _measured_rows(
     constants: Constants, choices: Sequence[Choice], simulated: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row of `Simulation.cells` for the runs of a study of each strategy, number of workers
-    and local batch that were simulated, too.
+    and local batch that were simulated, too. Its seconds are the median over the runs, as those of
+    a simulated row are the median over draws.
     """
     keys = {(row["strategy"], row["num_workers"], row["local_batch"]) for row in simulated}
     for choice in choices:

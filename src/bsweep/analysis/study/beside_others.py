@@ -24,8 +24,10 @@ def timed_beside(provenance: pd.DataFrame) -> list[str]:
     """Return the ids of the runs that shared their machine with other runs, as their `meta.json`
     says.
     """
-    is_beside = provenance.get("beside_others", pd.Series(False, provenance.index)).astype(str)
-    return list(provenance.loc[is_beside == "True", "run_id"])
+    if "beside_others" not in provenance:
+        return []
+    is_beside = provenance["beside_others"].astype(str) == "True"
+    return list(provenance.loc[is_beside, "run_id"])
 
 
 def without_times(study: Study) -> Study:

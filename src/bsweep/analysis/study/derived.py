@@ -16,6 +16,9 @@ from bsweep.config.launch import hosts_of_ranks
 from bsweep.config.optimizers import scaled_rate
 from bsweep.core.words import counted
 
+ONE_NODE = "1 node"
+"""The `placement` of workers on one host."""
+
 _CIFAR10_TEST, _DIGITS_TEST = 10_000, 360
 _BYTES = 256  # classes of a text without a tokenizer
 
@@ -47,7 +50,7 @@ def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.D
     epoch.
     """
     others = epochs[~epochs["run_id"].isin(evaluations["run_id"])]
-    examples = (others["images_per_second"] * others["train_seconds"]).round()
+    examples = trained_examples(others).round()
     amounts = others[["num_steps", "train_seconds"]].assign(num_examples=examples).astype(float)
     ends = others[["run_id", "epoch", "test_loss", "test_accuracy"]].assign(
         epochs_done=others["epoch"].astype(float)
@@ -58,6 +61,11 @@ def with_ends_of_epochs(evaluations: pd.DataFrame, epochs: pd.DataFrame) -> pd.D
         rows.sort_values("run_id", kind="stable", ignore_index=True),
         columns.TABLES["evaluations"],
     )
+
+
+def trained_examples(rows: pd.DataFrame) -> pd.Series[float]:
+    """Return the examples on which runs or epochs trained, from their speeds and their seconds."""
+    return rows["images_per_second"] * rows["train_seconds"]
 
 
 def with_energy(runs: pd.DataFrame, epochs: pd.DataFrame) -> pd.DataFrame:
@@ -103,7 +111,7 @@ def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
     workers, servers = Counter(ranks[:num_workers]), Counter(ranks[num_workers:])
     used = list(dict.fromkeys(ranks))
     if len(used) < 2:
-        return "1 node"
+        return ONE_NODE
     counts = [workers[host] for host in used if workers[host]]
     if len(set(counts)) == 1 and not any(workers[host] and servers[host] for host in used):
         others = len(used) - len(counts)
@@ -169,8 +177,10 @@ def _learning_rate(runs: pd.DataFrame) -> pd.Series[float]:
     """Return for each run the learning rate that its learning-rate rule gives, computed from its
     settings.
 
-    It stands in for a rate that was not recorded, in published runs and runs that have not begun.
-    The rate is that of the first worker, and NaN where a part of the rule is not known.
+    It stands in for a rate that was not recorded: in published runs, runs of early versions and
+    runs that have not begun. In early versions the rate of local SGD followed the global batch, so
+    the card, which now divides this by the workers, is not asked. The rate is that of the first
+    worker, and NaN where a part of the rule is not known.
     """
     first = pd.to_numeric(runs["local_batches"].str.partition("/")[0], errors="coerce")
     batches = first.fillna(runs["local_batch"]) * _numbers(runs, "accumulation_steps").fillna(1)

@@ -61,8 +61,8 @@ def _decimals(value: float) -> int:
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return the ends of an interval as text, such as `12.31 to 12.79`; empty if
-    it is not known.
+    """Return the ends of an interval as text, such as `12.31 to 12.79`; empty if it is not
+    known.
     """
     return "" if math.isnan(low) else f"{number(low)} to {number(high)}"
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from bsweep.analysis.study import columns
-from bsweep.analysis.study.derived import placement
+from bsweep.analysis.study.derived import ONE_NODE, placement
 from bsweep.analysis.study.numbers import setting_text
 from bsweep.config.hosts import SLURM
+from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.saved import read_config
 from bsweep.config.values import ConfigError, flatten
 from bsweep.core.words import escaped, minor
@@ -201,8 +202,14 @@ def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]
     """
     launch, strategy = config.get("launch", {}), config.get("strategy", {})
     num_workers, hosts = config.get("num_workers", 1), launch.get("hosts")
-    has_servers = strategy.get("name") == "parameter_server" and not strategy.get("colocated")
-    num_servers = (strategy.get("num_servers") or max(1, num_workers // 2)) if has_servers else 0
+    num_servers = 0
+    if strategy.get("name") == "parameter_server":
+        card = ParameterServerConfig(
+            name="parameter_server",
+            num_servers=strategy.get("num_servers"),
+            colocated=strategy.get("colocated", False),
+        )
+        num_servers = card.num_server_processes(num_workers)
     nodes = placement(
         meta.get("hosts") if hosts in (None, SLURM) else hosts, num_workers, num_servers
     )
@@ -210,7 +217,7 @@ def _place(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]
     different = limits if len(set(limits)) > 1 else limits[:1]
     return {
         "placement": nodes,
-        "network_interface": None if nodes == "1 node" else launch.get("network_interface"),
+        "network_interface": None if nodes == ONE_NODE else launch.get("network_interface"),
         "memory_limit": f"{', '.join(different)} MB" if limits else None,
         "threads": launch.get("threads_per_worker"),
     }

@@ -17,6 +17,17 @@ predictions.
    evaluation that certainly does not reach the target, whatever might have followed. Such an amount
    must not be averaged. One good evaluation among the last two of a run does not reach the target,
    but leaves open whether the next evaluation would have confirmed it.
+
+Times to a target are summarised over runs in four ways, because a censored time has no value:
+
+- `learning.times_to_target` gives the mean over the seeds that reached the target, and counts the
+  others beside it.
+- `conclusions.comparing` gives the geometric mean, because it compares ratios, and only if all runs
+  of a cell reached the target in both studies.
+- `prediction.likelihood` fits all runs, and takes those that did not reach the target as lower
+  bounds.
+- The interactive page gives the median, with infinity for runs that did not reach the target. It is
+  known if more than half of the runs reached it.
 """
 
 from __future__ import annotations

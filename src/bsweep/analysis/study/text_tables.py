@@ -12,11 +12,9 @@ from bsweep.core.words import joined
 
 
 def as_texts(
-    table: pd.DataFrame,
-    headings: Mapping[str, str],
-    interval: tuple[str, str] = ("seconds_low", "seconds_high"),
+    table: pd.DataFrame, headings: Mapping[str, str], interval: tuple[str, str]
 ) -> pd.DataFrame:
-    """Return columns of a table with fractions as text, without costs that no row has.
+    """Return columns of a table with floats as text, without costs that no row has.
 
     Args:
         table: The table.

@@ -377,7 +377,7 @@ function renderControls() {
 function cellReading(cell) {
   const lines = [cellWords(cell)];
   const ends = { value: atMost(amount(cell.seconds), cell.is_bound), low: number(cell.seconds_low), high: number(cell.seconds_high), n: cell.num_runs, reached: cell.num_reached };
-  if (isNumber(cell.seconds) && isPredicted()) lines.push(`${ends.value}, 90 % interval ${ends.low} to ${ends.high}`);
+  if (isNumber(cell.seconds) && isPredicted()) lines.push(`${ends.value}, ${study.level} interval ${ends.low} to ${ends.high}`);
   else if (isNumber(cell.seconds)) lines.push(cell.num_runs > 1 ? `${ends.value} (median of ${ends.n} runs, ${ends.reached} reached it; ${ends.low} to ${ends.high})` : `${ends.value} (one run)`);
   if (cell.problem) lines.push(cell.problem);
   return lines;
@@ -451,7 +451,7 @@ async function renderMap(cells) {
   }
   spec.height = numRows * rowHeight;
   byId("map-says").textContent = (isPredicted()
-    ? `Predicted medians, with the 90 % interval of one more run. A frame marks cells with runs. ★ is recommended; each ☆ is better with a probability of ${study.tells_apart} or more. Darker is better.`
+    ? `Predicted medians, with the ${study.level} interval of one more run. A frame marks cells with runs. ★ is recommended; each ☆ is better with a probability of ${study.tells_apart} or more. Darker is better.`
     : "Median of each cell's runs, and their range. ★ is the lowest. Darker is better. ≤: a run was already there at its first evaluation.")
     + (cells.some((cell) => cell.is_simulated) ? ` A dashed frame marks cells whose steps are simulated, not measured.` : "");
   const chosen = cells.find((cell) => cellName(cell) === state.cell);

@@ -53,7 +53,7 @@ def settings_of_runs(card: type[Card], runs: pd.DataFrame, group: str) -> list[d
 
 def card_of(settings: Mapping[Any, Any] | pd.Series[Any]) -> StrategyConfig | None:
     """Return a run's card of its strategy, from its settings by dotted key; None if they are not
-    complete and valid.
+    complete and valid. Unlike `choices.card_like`, it fills in no missing setting.
     """
     name = str(settings.get(f"{PREFIX}name", settings.get("strategy")))
     if (kind := cards_by_name("strategy").get(name)) is None:
@@ -73,13 +73,13 @@ def capabilities_of(runs: pd.DataFrame) -> list[Capabilities]:
     texts, known = strategy_texts(runs), {}
     for text, group in runs.groupby(texts):
         card = card_of(group.iloc[0])
-        known[text] = card.can if card else capabilities_of_kind(group["strategy"].iloc[0])
+        known[text] = card.can if card else capabilities_of_kind(str(group["strategy"].iloc[0]))
     return [known[text] for text in texts]
 
 
-def capabilities_of_kind(strategy: object) -> Capabilities:
+def capabilities_of_kind(strategy: str) -> Capabilities:
     """Return what a strategy can do with any settings; nothing if it is unknown."""
-    kind: Any = cards_by_name("strategy").get(str(strategy))
+    kind: Any = cards_by_name("strategy").get(strategy)
     can: Capabilities = getattr(kind, "kind_can", Capabilities())
     return can
 
