@@ -157,6 +157,7 @@ def write_run(
     accuracy: float | None = None,
     precision: str = "fp32",
     layer_parameters: tuple[int, ...] | None = None,
+    pieces: tuple[str, ...] | None = None,
 ) -> Path:
     """Write one run folder. `status=None` leaves the summary out; `settings` overrides keys by
     dotted name.
@@ -182,7 +183,7 @@ def write_run(
         run_id=folder.name, config=config, local_batch=local_batch, global_batch=global_batch,
         num_train=num_train,
         num_test=10_000, classes=CIFAR10, num_parameters=11_181_642, tokens_per_example=None,
-        layer_parameters=layer_parameters, pieces=None, device="cpu",
+        layer_parameters=layer_parameters, pieces=pieces, device="cpu",
         precision=precision, threads=threads, start_seconds=1.5,
         channels_last=config["channels_last"] is True, compile=config.get("compile") is True,
     )  # fmt: skip
