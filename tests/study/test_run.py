@@ -19,7 +19,6 @@ import psutil
 import pytest
 import torch
 
-from bsweep import launch
 from bsweep.config.launch import HorovodrunConfig
 from bsweep.core.randomness import seed_of
 from bsweep.core.ranks import World, num_cores
@@ -28,6 +27,7 @@ from bsweep.runlog.errors import errors_reported
 from bsweep.runlog.files import RunLog, RunPaths
 from bsweep.runlog.reading import read_records
 from bsweep.runlog.records import Event
+from bsweep.study.checks import check_point
 from bsweep.study.provenance import provenance
 from bsweep.study.run_point import prepare, read_earlier
 from tests.support.running import (
@@ -318,8 +318,8 @@ MORE = num_cores() + 1
 def test_what_is_doubted_of_a_point_is_a_warning(
     doubtful: tuple[str, ...], sound: tuple[str, ...], doubt: str
 ) -> None:
-    assert doubt in "".join(launch.check_machine(compose("local_batch=8", *doubtful)))
-    assert doubt not in "".join(launch.check_machine(compose("local_batch=8", *sound)))
+    assert doubt in "".join(check_point(compose(*QUICK, "local_batch=8", *doubtful)))
+    assert doubt not in "".join(check_point(compose(*QUICK, "local_batch=8", *sound)))
 
 
 def test_threads_of_a_worker_are_by_default_its_share_of_the_cores() -> None:

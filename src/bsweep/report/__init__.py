@@ -37,7 +37,7 @@ from bsweep.report.document import document
 from bsweep.report.interactive import html_of
 from bsweep.report.page import html_from
 
-__all__ = ["idle_text", "write"]
+__all__ = ["first_lines", "idle_text", "write"]
 
 _PICTURES = ("pdf", "svg", "png")
 _FIGURE_FILES = ("csv", *_PICTURES)  # a figure's table and its pictures
@@ -199,6 +199,25 @@ def _write_figure(study: Study, folder: Path, style: str | None, name: str) -> t
     for suffix in _PICTURES:
         plots.save(figure, folder / f"{name}.{suffix}")
     return name, plots.caption(figure)
+
+
+def first_lines(study: Study) -> list[str]:
+    """Return the first lines of a report's page: the recommendation and the best cells.
+
+    What is missing for a recommendation comes last.
+
+    Args:
+        study: The study.
+
+    Returns:
+        One paragraph for each element.
+    """
+    with caching():
+        return [
+            *analysis.recommendations(study),
+            *analysis.headlines(study),
+            *analysis.missing_recommendations(study),
+        ]
 
 
 def idle_text(study: Study) -> str:
