@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bsweep.config.launch import SshConfig
 from bsweep.launch import ssh
 from tests.support.running import TINY, captured, compose, exits, forks, on
 
@@ -45,7 +46,8 @@ def test_a_changed_host_key_is_refused_until_the_user_accepts_it(
     typed(0, "run", "seed=1", more=("StrictHostKeyChecking=no",))
     hosts = ("num_workers=2", "local_batch=8", "launch.hosts='h1:1,h2:1'")
     card = compose(*hosts, f"launch.ssh_options={json.dumps(options)}").launch
-    words = shlex.join(ssh.options(card))  # type: ignore[arg-type]
+    assert isinstance(card, SshConfig)
+    words = shlex.join(ssh.options(card))
     (identity,) = [key.partition("=")[2] for key in keys if "identity" in key]
     horovodrun = ("bsweep.launch.horovodrun_command", words, "-np", "2", "-H", "h1:1,h2:1")
     start = (*on("h1"), forks().python, "-m", *horovodrun)

@@ -33,6 +33,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _lead(arguments: Sequence[str]) -> int:
+    """Read the words, compose and check their points, and train them; or print what a flag such as
+    --help asks for. Return the exit code.
+    """
     typed = words.read(arguments, _SWITCHES)
     if typed.flags.help:
         print(run_help.text(typed), end="")
