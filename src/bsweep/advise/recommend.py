@@ -41,7 +41,7 @@ from bsweep.core.gpus import num_gpus
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.core.words import duration, joined
 from bsweep.study import checks, claims
-from bsweep.study.run_point import result_of
+from bsweep.study.states import result_of
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 Hydra takes a tenth of a second or two to compose a point. Points that differ in plain values of
 keys only form a family, and of a uniform family Hydra composes one point. The other points are
-copies of that one with their own values. Each value is checked once.
+copies of that one with their own values, each of which is checked once.
 """
 
 from __future__ import annotations

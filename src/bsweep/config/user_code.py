@@ -1,10 +1,11 @@
 """The user's own code: how a callable that the user names is found, checked, saved with a run and
 imported by the workers.
 
-A target is `path/file.py:name` or `package.module:name`. The parent process calls `resolve`, which
-finds the code and records its fingerprint, so that changed code gives another run id. Then
-`check` imports the code and refuses a target that cannot be called as needed. In between, `bsweep
-resume` sees which run ids a recorded command leads to, before anything that it names is imported.
+A target is `path/file.py:name` or `package.module:name`. The parent process calls
+`with_fingerprints`, which finds the code and records its fingerprint, so that changed code gives
+another run id. Then `check` imports the code and refuses a target that cannot be called as needed.
+In between, `bsweep resume` sees which run ids a recorded command leads to, before anything that it
+names is imported.
 
 `save` writes the code into the run's folder, and every worker calls `load_saved` to import it from
 there. Other hosts see that folder, and later edits do not affect the run: workers refuse code of
@@ -71,7 +72,7 @@ class UserCode(Card):
     target: PathName
     options: Options = field(default_factory=Keywords)
     """its keyword arguments: GROUP.options.NAME=VALUE, or 'GROUP.options={NAME: VALUE}'"""
-    fingerprint: str | None = None  # identifies the code; `resolve` sets it
+    fingerprint: str | None = None  # identifies the code; `with_fingerprints` sets it
 
     internal: ClassVar[tuple[str, ...]] = ("fingerprint",)
     takes: ClassVar[tuple[str, ...]] = ()  # positional arguments, in this order
@@ -139,7 +140,7 @@ def _with_fingerprint(card: UserCode) -> UserCode:
 
 def check(config: object) -> None:
     """Import the user's own code that a configuration names, and check that bsweep can call it.
-    `resolve` comes before.
+    `with_fingerprints` comes before.
 
     Raises:
         ConfigError: If a target cannot be imported or called, or does not take its options.
@@ -185,7 +186,7 @@ def _why_not_called(card: UserCode) -> str:
 
 def load_target(card: UserCode) -> Callable[..., Any]:
     """Import the user's own code that a card names, and return its function or class. The card
-    comes from `resolve`. Workers must call `load_saved` first.
+    comes from `with_fingerprints`. Workers must call `load_saved` first.
     """
     function: Callable[..., Any] = operator.attrgetter(card.title)(_source(card).load(card.module))
     return function
@@ -285,8 +286,8 @@ def _is_users(filename: str) -> bool:
 
 def save(config: object, folder: Path) -> None:
     """Save the user's own code in a folder of a run, from which the run's workers load it by
-    `load_saved`. The saved code is the one that `resolve` read, even if its files have changed
-    since then. Anything else in that folder is removed.
+    `load_saved`. The saved code is the one that `with_fingerprints` read, even if its files have
+    changed since then. Anything else in that folder is removed.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for card in cards(config).values():

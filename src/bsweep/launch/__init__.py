@@ -13,30 +13,21 @@ knows the modules that worker processes run, and the files by which a team is to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from bsweep.config.card import load_object
 from bsweep.core.ranks import inside_horovodrun
 from bsweep.launch.checks import check_machine, check_slurm
 from bsweep.launch.launcher import LaunchRequest, Outcome
 
-if TYPE_CHECKING:
-    from bsweep.launch.pool import ProcessPool
-
 __all__ = ["LaunchRequest", "Outcome", "check_machine", "check_slurm", "launch"]
 
 
-def launch(request: LaunchRequest, pool: ProcessPool | None = None) -> Outcome:
+def launch(request: LaunchRequest) -> Outcome:
     """Launch a point by the launcher that its configuration names, or by the processes of the
     horovodrun around this one; wait until its run ends, and return the outcome.
-
-    Args:
-        request: The point, with its run folder.
-        pool: Keeps processes between the points of a sweep; None to start fresh processes.
     """
     if inside_horovodrun():
         from bsweep.launch import warm  # imports Horovod and torch
 
         return warm.launch(request)
-    outcome: Outcome = load_object(request.config.launch.builds)().launch(request, pool)
+    outcome: Outcome = load_object(request.config.launch.builds)().launch(request)
     return outcome

@@ -85,12 +85,11 @@ def write(path: Path, variables: Mapping[str, str]) -> None:
     umask = subprocess.run(["sh", "-c", "umask"], capture_output=True, text=True, check=True).stdout
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
-    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
-    exports = (
-        f'[ "${{{name}+set}}" ] || {line}' if name.startswith("HOROVOD_") else line
-        for name, line in zip(variables, lines, strict=True)
-    )
-    path.write_text("".join([f"umask {umask}", *exports]))
+    lines = [f"umask {umask}"]
+    for name, value in variables.items():
+        unless_set = f'[ "${{{name}+set}}" ] || ' if name.startswith("HOROVOD_") else ""
+        lines.append(f"{unless_set}export {name}={shlex.quote(value)}\n")
+    path.write_text("".join(lines))
 
 
 def remove_when_read(paths: RunPaths, ranks: Sequence[int]) -> None:

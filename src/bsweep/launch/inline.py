@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,9 +25,6 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import worker_claimed
 from bsweep.train import graph_capture
 
-if TYPE_CHECKING:
-    from bsweep.launch.pool import ProcessPool
-
 logger = terminal.logger(__name__)
 
 
@@ -39,7 +35,7 @@ _spoilt_by = ""
 class Inline(Launcher):
     """A launcher that runs a point's only worker in this process."""
 
-    def launch(self, request: LaunchRequest, pool: ProcessPool | None = None) -> Outcome:
+    def launch(self, request: LaunchRequest) -> Outcome:
         """Run a point's only worker, and return the status of the run and, after a failure, the
         cause.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from bsweep.config.launch import ProcessesConfig
+from bsweep.config.programs import ProgramConfig
 from bsweep.config.run import RunConfig
 from bsweep.runlog import reading
 from bsweep.runlog.files import RunPaths
@@ -33,11 +34,13 @@ class LaunchRequest:
     """A function that the launcher calls again and again while the point runs, a few times a second
     or after each step. If it raises an exception, the run ends.
     """
-    entry: str = "bsweep.train.worker:train"
+    entry: str = ProgramConfig.worker
     """The module that says what the processes of a point do, such as train or measure, and the
     function that does it in a worker. Processes that a launcher starts run the module, whose own
     `__main__` calls the function; `inline` calls the function itself.
     """
+    pool: ProcessPool | None = None
+    """The processes that are kept between the points of a sweep; None to start fresh ones."""
 
     @property
     def ranks(self) -> range:
@@ -81,12 +84,11 @@ class Launcher(Protocol):
     The value `builds` of a launcher's card names the launcher's class, which takes no arguments.
     """
 
-    def launch(self, request: LaunchRequest, pool: ProcessPool | None = None) -> Outcome:
+    def launch(self, request: LaunchRequest) -> Outcome:
         """Run the workers of a point, wait until the run ends, and return how it ended.
 
         Args:
             request: The point, with its run folder.
-            pool: Keeps processes between the points of a sweep; None to start fresh processes.
 
         Returns:
             The status, and the cause of a failure.

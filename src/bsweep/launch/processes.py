@@ -76,7 +76,7 @@ class ProcessLauncher(Launcher):
             The arguments of the command that runs it, beginning with the program.
         """
 
-    def launch(self, request: LaunchRequest, pool: ProcessPool | None = None) -> Outcome:
+    def launch(self, request: LaunchRequest) -> Outcome:
         """Run a point in processes that commands such as torchrun start, and return how the run
         ended.
         """
@@ -84,7 +84,7 @@ class ProcessLauncher(Launcher):
         for rank in request.ranks:
             paths.rank_logs(rank).mkdir(parents=True, exist_ok=True)
         try:
-            with (pool or ProcessPool()).team_for(request, self.commands) as team:
+            with (request.pool or ProcessPool()).team_for(request, self.commands) as team:
                 timeout = _wait(team, request)
                 # A command that still runs says nothing about its host.
                 codes = [command.poll() for command in team.commands]

@@ -17,7 +17,7 @@ from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
 from bsweep.strategies.sharding import check_sharding
 from bsweep.study import branching
-from bsweep.study.run_point import result_of
+from bsweep.study.states import result_of
 from bsweep.trackers import check_trackers
 
 

@@ -29,19 +29,19 @@ logger = terminal.logger(__name__)
 _FORK = multiprocessing.get_context("fork")
 _POLL_SECONDS = 0.2
 
-RunPoint = Callable[[int, Callable[[], None]], str]
+RunBeside = Callable[[int, Callable[[], None]], str]
 """The type of a function that runs the point with an index, and returns its status. It calls the
 given function a few times a second meanwhile.
 """
 
 
-def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
+def run_at_once(configs: Sequence[RunConfig], run_beside: RunBeside) -> list[str]:
     """Run points, as many at once as `launch.parallel` allows and this machine has room for, and
     return the status of each.
 
     Args:
         configs: The points.
-        run_point: Runs the point with an index in `configs`. It is called in child processes.
+        run_beside: Runs the point with an index in `configs`. It is called in child processes.
 
     Raises:
         KeyboardInterrupt: If the points were asked to stop. All of them have stopped by then.
@@ -59,7 +59,7 @@ def run_at_once(configs: Sequence[RunConfig], run_point: RunPoint) -> list[str]:
                 taken = free.first(amount)
                 if taken and not received and len(running) < most:
                     paths = RunPaths(configs[index].folder)
-                    running.append(_Child(run_point, index, paths, taken, received))
+                    running.append(_Child(run_beside, index, paths, taken, received))
                     free = free.without([taken])
                     del waiting[index]
             for child in running:
@@ -87,7 +87,7 @@ class _Child(ForkProcess):
     """A child process that runs a point, and sends the point's status to its parent.
 
     Args:
-        run_point: Runs the point with an index.
+        run_beside: Runs the point with an index.
         index: The index of the point.
         paths: The point's run folder.
         taken: The cores and GPUs that the point has for itself.
@@ -96,14 +96,14 @@ class _Child(ForkProcess):
 
     def __init__(
         self,
-        run_point: RunPoint,
+        run_beside: RunBeside,
         index: int,
         paths: RunPaths,
         taken: Resources,
         received: list[int],
     ) -> None:
         super().__init__(daemon=True)
-        self._run_point, self.index, self._paths = run_point, index, paths
+        self._run_beside, self.index, self._paths = run_beside, index, paths
         self.taken, self._received = taken, received
         self.connection, self._to_parent = _FORK.Pipe()
         self.has_company = _FORK.Event()
@@ -133,7 +133,7 @@ class _Child(ForkProcess):
         with signals.handled(terminal.interrupt), suppress(KeyboardInterrupt):
             if not self._received:
                 self.taken.take()
-                status = self._run_point(self.index, self._note_company)
+                status = self._run_beside(self.index, self._note_company)
         self._to_parent.send(status)
         live.end()
 

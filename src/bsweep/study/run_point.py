@@ -154,7 +154,8 @@ def _attempt(
 
     try:
         with stopping:
-            outcome = launch.launch(LaunchRequest(config, paths, poll, config.program.worker), pool)
+            request = LaunchRequest(config, paths, poll, config.program.worker, pool)
+            outcome = launch.launch(request)
     except KeyboardInterrupt as error:
         raise StopRequested(by_signal=stopping.has_signal) from error
     except Exception as error:
@@ -172,16 +173,6 @@ def _attempt(
     if was_to_stop:
         raise StopRequested(by_signal=stopping.has_signal)
     return outcome
-
-
-def result_of(config: RunConfig) -> str | None:
-    """Return the status of a point if it is a result (completed, diverged or out_of_memory), else
-    None.
-
-    A repetition would most likely end in the same way, so a sweep does not run the point again.
-    """
-    status = read_ending(RunPaths(config.folder)).status
-    return status if status in states.RESULTS else None
 
 
 _AGAIN = "which is a result: `bsweep retry` repeats it"

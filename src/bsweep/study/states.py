@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bsweep.config.run import RunConfig
 from bsweep.core.following import GrowingFile
 from bsweep.runlog.checkpoint_files import checkpoints
 from bsweep.runlog.files import RunPaths
@@ -63,6 +64,16 @@ class State:
 
 
 NEW = State()
+
+
+def result_of(config: RunConfig) -> str | None:
+    """Return the status of a point if it is a result (completed, diverged or out_of_memory), else
+    None.
+
+    A repetition would most likely end in the same way, so a sweep does not run the point again.
+    """
+    status = read_ending(RunPaths(config.folder)).status
+    return status if status in RESULTS else None
 
 
 def read_states(study_dir: Path) -> dict[str, State]:

@@ -22,7 +22,8 @@ from bsweep.launch.pool import ProcessPool
 from bsweep.runlog.reading import Damaged, Newer
 from bsweep.study import checks, claims, history, parallel, states
 from bsweep.study.progress import Progress
-from bsweep.study.run_point import result_of, run_point, set_aside, why_skipped
+from bsweep.study.run_point import run_point, set_aside, why_skipped
+from bsweep.study.states import result_of
 from bsweep.trackers import live
 
 logger = terminal.logger(__name__)
