@@ -42,6 +42,11 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
     names = ("peak_memory_bytes", "evaluation_peak_memory_bytes")
     peaks = [tuple(epoch[name] for name in names) for epoch in recorded(tmp_path, "epoch")]
     assert peaks == [(10, 100)] * 3
+    stopping = ("target_loss=99", "local_batch=8", "evaluate_every_examples=8", "epochs=3")
+    folder = train(tmp_path / "stopped", *point, *stopping).paths.folder
+    (epoch,) = recorded(folder, "epoch")
+    assert epoch["num_steps"] < 12
+    assert tuple(epoch[name] for name in names) == (10, None), "of an evaluation at its end"
 
 
 @pytest.mark.parametrize("device", [on_gpus("cuda")])

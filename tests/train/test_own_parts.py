@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from bsweep.config import user_code
 from bsweep.config.run import RunConfig
@@ -18,13 +19,13 @@ from bsweep.study import checks
 from bsweep.train import warm_up
 from tests.numerics.test_optim import make_model
 from tests.support.running import TINY, compose, ran_ok
-from tests.support.training import set_up
+from tests.support.training import set_up, train
 
 PARTS = """\
 import torch
 from bsweep.batching import Policy
 from bsweep.compression import Codec
-from bsweep.strategies import Strategy
+from bsweep.strategies import Rounds, Strategy
 from bsweep.strategies.allreduce import AllReduce
 from bsweep.strategies.single import Single
 
@@ -68,6 +69,12 @@ class Clamped(Codec):
 
 class Alone(Single):
     pass
+
+class Meeting(Rounds, Single):
+    averages = True
+
+    def end_round(self, epoch, sums, num_examples, ends_epoch):
+        pass
 
 class Dropping(Single):
     def step(self):
@@ -167,6 +174,17 @@ def test_a_step_that_drops_gradients_is_refused(
     job = set_up(tmp_path / "run", "local_batch=8", "model=tiny_cnn", *TINY, *words)
     with pytest.raises(ValueError, match="leave zero_grad"):
         warm_up.make_steps(job)
+
+
+def test_steps_within_a_round_are_as_large_as_steps_that_each_synchronise(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The same steps, of 32, 32 and 26 examples, in rounds of one and of up to two."""
+    point = ("local_batch=32", "model=tiny_cnn", "precision=fp64", "epochs=2", *TINY)
+    meeting = ("strategy=own", "strategy.target=parts.py:Meeting", "strategy.sync_every=2")
+    alone = train(tmp_path / "alone", *point).vector.parameters.clone()
+    in_rounds = train(tmp_path / "rounds", *point, *meeting).vector.parameters
+    torch.testing.assert_close(in_rounds, alone, rtol=1e-12, atol=0)
 
 
 @pytest.mark.full

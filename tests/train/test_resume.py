@@ -414,9 +414,18 @@ def test_a_damaged_run_goes_on_from_what_is_sound_or_is_repeated(
 
 
 @pytest.mark.full(but=1)
-def test_a_checkpoint_that_finds_no_room_is_a_warning(tmp_path: Path) -> None:
-    code = "if rank == '1' and call == 2: raise OSError(28, 'No space left on device')"
-    env = before(tmp_path, "core.tensor_files", "write_tensors", code)
+@pytest.mark.parametrize(
+    ("rank", "function"),
+    [
+        (1, ("core.tensor_files", "write_tensors")),
+        (0, ("runlog.checkpoint_files", "Checkpoint.complete")),
+    ],
+)
+def test_a_checkpoint_that_finds_no_room_is_a_warning(
+    tmp_path: Path, rank: int, function: tuple[str, str]
+) -> None:
+    code = f"if rank == '{rank}' and call == 2: raise OSError(28, 'No space left on device')"
+    env = before(tmp_path, *function, code)
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "study=s")
     ran_ok("run", *point, cwd=tmp_path, env=env)
     (paths,) = runs(tmp_path)

@@ -263,7 +263,8 @@ class Epoch:
     Memory and energy: `worker_memory` has the memory of each worker, see `WorkerMemory`.
     `peak_memory_bytes` is that of rank 0 while it trained, until the epoch's first evaluation.
     `evaluation_peak_memory_bytes` is that of rank 0 during the evaluation at the epoch's end, which
-    uses batches of another size. `energy_joules` is the energy that all workers'
+    uses batches of another size; null if the run reached its target within the epoch, and ended.
+    `energy_joules` is the energy that all workers'
     GPUs used or, for workers on CPUs, that the processors of their hosts used. It covers the time
     from the epoch's beginning to its last step, with checkpoints but without evaluations. It is
     null if the hardware does not report energy, and for an epoch that was resumed in the middle.

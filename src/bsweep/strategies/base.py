@@ -111,7 +111,8 @@ class Strategy(ABC):
     - if the strategy `averages`, as ddp, sharded, deepspeed, local_sgd, horovod with op=adasum and
       parameter servers that are not synchronous do, `num_workers` times less: the mean of the
       gradients is that of the global mean;
-    - with `diloco`, the worker's own examples: the strategy weights changes of parameters instead.
+    - in rounds of several steps, as of `diloco`, the worker's own examples: such a strategy weights
+      the workers' parameters, or their changes, instead.
 
     An ability that only some strategies have is a class of its own. These strategies inherit it,
     and the loop tests for it.
@@ -697,6 +698,11 @@ class Rounds(Strategy):
             shares: Each worker's share of the round, by rank.
         """
         self.shares = shares
+
+    def loss_divisor(self, num_own: int, num_all: int) -> float:
+        if self.shares[self.replica].num_steps > 1:
+            return max(1, num_own)
+        return super().loss_divisor(num_own, num_all)
 
     @abstractmethod
     def end_round(self, epoch: int, sums: Tensor, num_examples: int, ends_epoch: bool) -> None:

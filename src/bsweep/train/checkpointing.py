@@ -153,14 +153,18 @@ def save(job: Job, cursor: Cursor) -> None:
     answers = strategy.gather_json({"problem": problem, "sha256": sha256})
     problems = [answer["problem"] for answer in answers if answer["problem"]]
     if job.world.rank == 0:
+        for answer in answers:
+            sha256 |= answer["sha256"]
+        try:
+            if not problems:
+                checkpoint.complete({**_facts(job, cursor), "sha256": sha256})
+        except OSError as error:
+            problems = [f"{type(error).__name__}: {error}"]
         if problems:
             checkpoint.remove()
             message = f"{checkpoint.folder} was not written: {problems[0]}"
             job.record(Event(event="warning", message=message))
         else:
-            for answer in answers:
-                sha256 |= answer["sha256"]
-            checkpoint.complete({**_facts(job, cursor), "sha256": sha256})
             prune(job.paths)
     # All workers wait here for the first one, so that no worker's next step does.
     strategy.gather(torch.zeros(1, dtype=torch.float64))

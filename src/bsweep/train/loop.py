@@ -155,8 +155,10 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, host_joules: float
         )
     memory.reset_peak(job.device)
     checkpoint_seconds, cursor.checkpoint_seconds = cursor.checkpoint_seconds, 0.0
+    evaluation_peak_memory_bytes = None
     if not cursor.scores or cursor.num_examples > cursor.evaluated_examples:
         evaluation.take(job, cursor, sum(seconds))
+        evaluation_peak_memory_bytes = memory.peak_bytes(job.device)
     test_loss, test_accuracy = cursor.scores[-1]
     return Epoch(
         epoch=cursor.epoch,
@@ -174,7 +176,7 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, host_joules: float
         global_batch=cursor.global_batch,
         worker_memory=_worker_memory(job, peak_memory_bytes),
         peak_memory_bytes=peak_memory_bytes,
-        evaluation_peak_memory_bytes=memory.peak_bytes(job.device),
+        evaluation_peak_memory_bytes=evaluation_peak_memory_bytes,
         skipped_steps=job.vector.scale.count_skipped() if job.vector.scale else None,
         checkpoint_seconds=checkpoint_seconds,
         energy_joules=None if math.isnan(joules) else joules,
