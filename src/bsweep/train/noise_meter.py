@@ -103,7 +103,7 @@ class NoiseMeter:
         self._step = None  # An epoch's smaller last batch is left out, because its noise is large.
         share = shares[self._strategy.replica]
         worker_batch = share.worker_batch
-        num_workers = sum(share.num_steps > 0 for share in shares)
+        num_workers = len(shares)
         if num_examples != round_size(shares):
             return
         if num_workers > 1:
