@@ -24,8 +24,9 @@ from bsweep import compression
 from bsweep.compression import powersgd
 from bsweep.compression.base import Codec, Setting
 from bsweep.compression.dgc import DGC
+from bsweep.compression.qsgd import QSGD
 from bsweep.compression.topk import largest
-from bsweep.config.compression import AnyCompression
+from bsweep.config.compression import AnyCompression, QSGDConfig
 from bsweep.numerics.vector import Vector
 
 T = TypeVar("T")
@@ -336,6 +337,15 @@ def test_qsgd_sends_neighbouring_levels_of_each_buckets_norm(bits: int) -> None:
         unit = values.norm() / (2 ** (bits - 1) - 1)
         torch.testing.assert_close(bucket / unit, (bucket / unit).round(), rtol=0, atol=1e-9)
         assert float(((bucket - values) / unit).abs().max()) < 1
+
+
+@pytest.mark.parametrize(("bits", "bucket_elements"), [(8, 512), (4, 64), (2, 1)])
+def test_the_share_that_qsgd_sends_counts_the_norms(bits: Any, bucket_elements: int) -> None:
+    card = QSGDConfig(name="qsgd", bits=bits, bucket_elements=bucket_elements)
+    codec = build("qsgd", make_vector(), bits=bits, bucket_elements=bucket_elements)
+    assert isinstance(codec, QSGD)
+    values = torch.randn(4096)
+    assert len(codec.encode(values)) / values.nbytes == card.payload_share(epochs=1)
 
 
 def test_workers_round_independently() -> None:

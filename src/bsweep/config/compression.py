@@ -102,7 +102,7 @@ class QSGDConfig(CodecConfig):
     builds: ClassVar[str] = "bsweep.compression.qsgd:QSGD"
 
     def payload_share(self, epochs: int) -> float:
-        return self.bits / 32
+        return self.bits / 32 + 1 / self.bucket_elements  # and a norm for each bucket
 
 
 class PowerSGDConfig(CodecConfig):
