@@ -27,7 +27,9 @@ from bsweep.compression.dgc import DGC
 from bsweep.compression.qsgd import QSGD
 from bsweep.compression.topk import largest
 from bsweep.config.compression import AnyCompression, QSGDConfig
+from bsweep.config.rules import warnings_of
 from bsweep.numerics.vector import Vector
+from tests.support.running import compose
 
 T = TypeVar("T")
 NAMES = sorted(
@@ -252,6 +254,14 @@ def test_the_largest_are_found_whatever_the_sample_says(kind: str, count: int) -
     torch.testing.assert_close(
         values[indices].abs().sort(descending=True)[0], values.abs().topk(count).values
     )
+
+
+def test_a_warm_up_that_is_all_of_a_run_may_save_no_traffic_either() -> None:
+    point = ("strategy=allreduce", "local_batch=8", "compression=dgc", "epochs=1")
+    never, nothing = warnings_of(compose(*point, "num_workers=8"))
+    assert "density=0.001 is never reached" in never
+    assert "saves no traffic with 8 workers" in nothing
+    assert len(warnings_of(compose(*point, "num_workers=2"))) == 1
 
 
 @pytest.mark.parametrize("name", ["topk", "dgc"])

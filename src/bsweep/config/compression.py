@@ -57,8 +57,7 @@ class SparseConfig(CodecConfig):
                 f"first {len(self.warmup_densities)} epochs are compression.warmup_densities, and "
                 f"epochs={point.epochs}: use more epochs, or fewer warm-up densities"
             )
-        else:
-            yield from super().warnings(point)
+        yield from super().warnings(point)
 
 
 class TopKConfig(SparseConfig):
