@@ -19,6 +19,7 @@ from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.analysis.prediction.step_time import Timing, fit_step_time
 from bsweep.analysis.prediction.ways import Way, ways_of
 from bsweep.analysis.study.cards import card_of
+from bsweep.config.split_strategies import PipelineConfig
 from bsweep.config.target import target_of
 from tests.support.running import ran_ok
 from tests.support.synthetic_targets import TARGET, Truth, with_energy, write_target_study
@@ -285,6 +286,16 @@ LLAMA = (
     "model=llama_tiny", "model.hidden_size=32", "model.num_layers=2", "model.num_heads=2",
     "study=s", "launch.threads_per_worker=1", "optimizer.lr=0.05", "precision=fp32",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zbv"])
+def test_only_stages_of_several_workers_send_activations(schedule: Any) -> None:
+    of_one, of_two = (
+        PipelineConfig(name="pipeline", schedule=schedule, replicas=2).sent_in_pass(workers, 1)[1]
+        for workers in (2, 4)
+    )
+    assert of_one == 0
+    assert of_two == {"1f1b": 1, "interleaved_1f1b": 3, "zbv": 2}[schedule] / 2
 
 
 @pytest.mark.full

@@ -16,6 +16,7 @@ from bsweep.batching import GradientNoise, Policy, RoundStats
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError
 from bsweep.data.plan import Share, global_batch
+from bsweep.numerics import optim
 from bsweep.runlog.records import Round
 from bsweep.study import branching
 from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes)
@@ -150,6 +151,20 @@ def test_the_batch_grows_instead_of_the_rate_falling_up_to_a_bound() -> None:
     assert rates == pytest.approx([0.5, 0.5, 0.5, 0.375, 0.375]), (
         "the second step crosses a milestone"
     )
+
+
+def test_a_milestone_within_the_warm_up_raises_the_batch_when_that_ends() -> None:
+    """As the rate of the plain schedule falls then."""
+    stages = ("optimizer.schedule=multistep", "optimizer.milestones=[1,4]", "optimizer.gamma=0.5")
+    point = ("global_batch=16", "optimizer.lr=0.1", "optimizer.warmup_epochs=2", *stages)
+    config = compose("batching=raise_instead_of_decay", *point)
+    policy, found = batching.build(config), []
+    for epochs in (0.0, 1.0, 2.0, 3.0, 4.0):
+        (batch,) = batches(policy, seen_at(epochs))
+        rate = optim.learning_rate(config, epochs + 0.5, batch)
+        found.append((batch, rate * policy.rate_factor(epochs + 0.5)))
+    assert [batch for batch, _ in found] == [16, 16, 32, 32, 64]
+    assert [rate for _, rate in found] == pytest.approx([0.025, 0.075, 0.1, 0.1, 0.1])
 
 
 def seen_at(epochs_done: float, **more: Any) -> RoundStats:

@@ -24,9 +24,12 @@ from bsweep import compression
 from bsweep.compression import powersgd
 from bsweep.compression.base import Codec, Setting
 from bsweep.compression.dgc import DGC
+from bsweep.compression.qsgd import QSGD
 from bsweep.compression.topk import largest
-from bsweep.config.compression import AnyCompression
+from bsweep.config.compression import AnyCompression, QSGDConfig
+from bsweep.config.rules import warnings_of
 from bsweep.numerics.vector import Vector
+from tests.support.running import compose
 
 T = TypeVar("T")
 NAMES = sorted(
@@ -253,6 +256,14 @@ def test_the_largest_are_found_whatever_the_sample_says(kind: str, count: int) -
     )
 
 
+def test_a_warm_up_that_is_all_of_a_run_may_save_no_traffic_either() -> None:
+    point = ("strategy=allreduce", "local_batch=8", "compression=dgc", "epochs=1")
+    never, nothing = warnings_of(compose(*point, "num_workers=8"))
+    assert "density=0.001 is never reached" in never
+    assert "saves no traffic with 8 workers" in nothing
+    assert len(warnings_of(compose(*point, "num_workers=2"))) == 1
+
+
 @pytest.mark.parametrize("name", ["topk", "dgc"])
 def test_density_warms_up(name: str) -> None:
     vector = make_vector()
@@ -336,6 +347,15 @@ def test_qsgd_sends_neighbouring_levels_of_each_buckets_norm(bits: int) -> None:
         unit = values.norm() / (2 ** (bits - 1) - 1)
         torch.testing.assert_close(bucket / unit, (bucket / unit).round(), rtol=0, atol=1e-9)
         assert float(((bucket - values) / unit).abs().max()) < 1
+
+
+@pytest.mark.parametrize(("bits", "bucket_elements"), [(8, 512), (4, 64), (2, 1)])
+def test_the_share_that_qsgd_sends_counts_the_norms(bits: Any, bucket_elements: int) -> None:
+    card = QSGDConfig(name="qsgd", bits=bits, bucket_elements=bucket_elements)
+    codec = build("qsgd", make_vector(), bits=bits, bucket_elements=bucket_elements)
+    assert isinstance(codec, QSGD)
+    values = torch.randn(4096)
+    assert len(codec.encode(values)) / values.nbytes == card.payload_share(epochs=1)
 
 
 def test_workers_round_independently() -> None:

@@ -117,6 +117,7 @@ REFUSED = [  # what is typed beside local_batch=8, and what the message has
     (f"{UNEVEN} {OF_20} allocation.local_batches=[4,4,4,4]", "sum to 16", "global_batch=20"),
     (f"{BY_MEMORY} global_batch=9 accumulation_steps=2", "global_batch=9", "multiple of 2"),
     (f"{BY_MEMORY} num_workers=4 global_batch=3", "global_batch=3", "4 or more"),
+    (f"{PIPELINE} allocation=batch_by_flops", "batch_by_flops with strategy=pipeline", "=uniform"),
     (f"{PARTS}=3", "microbatches=3", "the local batch 8"),
     (f"{PARTS}=1 strategy.schedule=zbv", "=1 with strategy.schedule=zbv", "microbatches=2"),
     (f"{PARTS}=2 strategy.schedule=dualpipev", "=2 with strategy.schedule=", "microbatches=4"),

@@ -10,12 +10,16 @@ import pytest
 from torch import Tensor
 
 from bsweep.core import memory, ranks
+from bsweep.data import plan
 from bsweep.data.dataset import Part
-from bsweep.train import evaluation, step
+from bsweep.numerics.timing import StepClock
+from bsweep.train import evaluation, loop, step
+from bsweep.train.checkpointing import CheckpointSchedule
+from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 from tests.support.gpus import on_gpus
 from tests.support.running import TINY, recorded
-from tests.support.training import train
+from tests.support.training import set_up, train
 
 
 @pytest.mark.parametrize("within", ["null", "40"])
@@ -47,6 +51,23 @@ def test_each_epochs_training_and_evaluation_have_peaks_of_their_own(
     (epoch,) = recorded(folder, "epoch")
     assert epoch["num_steps"] < 12
     assert tuple(epoch[name] for name in names) == (10, None), "of an evaluation at its end"
+
+
+def test_an_epoch_that_is_resumed_after_its_last_step_has_no_peak_of_training(
+    tmp_path: Path,
+) -> None:
+    job = set_up(tmp_path, "local_batch=8", "model=tiny_cnn", *TINY)
+    cursor = Cursor.create(job.device, len(job.dataset.train))
+    order = plan.epoch_order(cursor.num_train, seed=0, epoch=1)
+    with job.log:
+        while not cursor.ends_epoch:
+            clock = StepClock(job.device, cursor.step_seconds)
+            loop.train_and_record_round(job, cursor, order, clock)
+            clock.seconds()
+        epoch = loop.train_epoch(job, cursor, CheckpointSchedule(job))
+    assert epoch.num_steps > 1
+    assert epoch.peak_memory_bytes is None
+    assert [worker.peak_bytes for worker in epoch.worker_memory or ()] == [None]
 
 
 @pytest.mark.parametrize("device", [on_gpus("cuda")])

@@ -13,10 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import bsweep
+from bsweep.config.split_strategies import PipelineConfig
 from bsweep.data import plan
 from bsweep.numerics import noise_scale
 from bsweep.numerics.noise_scale import Average, of_parts, squared_norm
+from bsweep.numerics.vector import Vector
+from bsweep.strategies import Strategy
 from bsweep.train import loop, noise_meter
+from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
 from tests.strategies.test_equivalence import CONTRACT, DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support.running import ROOT, TINY, forks, popen, ranks, recorded
@@ -80,6 +84,35 @@ def test_an_average_forgets_and_says_where_it_knows_too_little() -> None:
     assert lost.squared_norm_error == pytest.approx((1 / 18) ** 0.5, rel=0.1), (
         "as of 19 values with a deviation of 1"
     )
+
+
+class FirstStage(Strategy):
+    """The first of two workers; in the gradient of the other one's stage a square overflows."""
+
+    def __init__(self) -> None:
+        self.can, self.replica = PipelineConfig(name="pipeline", replicas=2).can, 0
+
+    def gather(self, values: Tensor) -> Tensor:
+        return torch.stack([values, torch.zeros_like(values)])
+
+    def prepare(self, *_: object) -> None: ...
+
+    def step(self) -> None: ...
+
+
+def test_a_stage_whose_gradient_overflows_alone_ends_no_run() -> None:
+    """Its loss or its parameters tell later that it diverges."""
+    assert not squared_norm(torch.full((3,), 2e19)).isfinite()
+    vector, strategy = Vector(nn.Linear(3, 1)), FirstStage()
+    optimizer = torch.optim.SGD(vector.tensors, lr=0.1)
+    meter = noise_meter.NoiseMeter(vector, optimizer, strategy)
+    for number in range(12):
+        meter.begin_step((plan.Share(4, 1),) * 2, 8, number, has_graph=False)
+        meter.before_exchange()
+        optimizer.step()
+        meter.after_step()
+    assert meter.record(Cursor.create(torch.device("cpu"), 8)) is None
+    assert meter.estimate() is None
 
 
 @pytest.fixture

@@ -24,13 +24,14 @@ from torch.distributed import Work
 
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.numerics import optim
 from bsweep.numerics.vector import Slice, ranges
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json
 from bsweep.strategies import server as servers
 from bsweep.strategies import sharding
-from bsweep.strategies.parameter_server import _Connection
+from bsweep.strategies.parameter_server import ParameterServer, _Connection
 from bsweep.strategies.server import Kind, LocalServer, Server
 from tests.strategies.test_sharding import SHARDINGS
 from tests.support.one_server_run import (
@@ -80,6 +81,17 @@ def sgd_of_one_process(config: RunConfig, case: Case) -> Tensor:
         optim.set_learning_rate(optimizer, learning_rate(config, step))
         optimizer.step()
     return vector.parameters
+
+
+def test_an_optimizer_that_limits_the_whole_norm_is_refused_where_no_server_knows_it() -> None:
+    """One of the user's own, of which the configuration does not tell it."""
+    vector = make_vector()
+    optimizer = torch.optim.SGD(vector.tensors)
+    optimizer.defaults["max_grad_norm"] = 1.0
+    strategy = object.__new__(ParameterServer)
+    strategy.config = configure("num_workers=2", "strategy.num_servers=2")
+    with pytest.raises(ConfigError, match=r"or use strategy\.num_servers=1"):
+        strategy.prepare(vector, optimizer)
 
 
 SYNCHRONOUS: dict[str, tuple[str, ...]] = {

@@ -239,6 +239,22 @@ def test_four_workers_go_on_with_the_parts_that_two_have_saved(
         assert len(set(values[1])) == 6, "it learns"
 
 
+def test_as_many_workers_go_on_with_another_strategy(tmp_path: Path) -> None:
+    point = ("local_batch=6", *POINT, *EPOCHS[1:])
+    env = struck(tmp_path, (1,), "train.step", "train_step", 35)
+    horovod = STRATEGIES["horovod"]
+    assert bsweep("run", *point, *horovod, "study=s", cwd=tmp_path, env=env).returncode == 1
+    (source,) = runs(tmp_path)
+    ran_ok("run", *point, *horovod, "study=whole", cwd=tmp_path)
+    on_ddp = ("strategy=ddp", f"resume_from={source.folder}")
+    ran_ok("run", *point, *on_ddp, "study=ddp", cwd=tmp_path)
+    (whole,), (ddp,) = runs(tmp_path, "whole"), runs(tmp_path, "ddp")
+    ours, theirs = records_of(ddp)["epoch"], records_of(whole)["epoch"]
+    assert [epoch["test_loss"] for epoch in ours] == pytest.approx(
+        [epoch["test_loss"] for epoch in theirs], rel=1e-3
+    )
+
+
 def test_another_strategy_cannot_go_on_with_parts(tmp_path: Path) -> None:
     point = ("local_batch=6", *POINT, *EPOCHS[1:], "strategy=sharded")
     env = struck(tmp_path, (1,), "train.step", "train_step", 35)

@@ -28,4 +28,10 @@ class RaiseInsteadOfDecay(Changing):
         return Decision(wanted, {"milestones": self.milestones}, reason)
 
     def _passed(self, epochs_done: float) -> int:
-        return sum(epochs_done >= milestone for milestone in self.config.optimizer.milestones)
+        """Return the number of milestones at which the rate would have been lowered by now. During
+        its warm-up it is not: it falls for those milestones when the warm-up ends.
+        """
+        o = self.config.optimizer
+        if epochs_done < o.warmup_epochs:
+            return 0
+        return sum(epochs_done >= milestone for milestone in o.milestones)

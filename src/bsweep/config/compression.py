@@ -57,8 +57,7 @@ class SparseConfig(CodecConfig):
                 f"first {len(self.warmup_densities)} epochs are compression.warmup_densities, and "
                 f"epochs={point.epochs}: use more epochs, or fewer warm-up densities"
             )
-        else:
-            yield from super().warnings(point)
+        yield from super().warnings(point)
 
 
 class TopKConfig(SparseConfig):
@@ -102,7 +101,7 @@ class QSGDConfig(CodecConfig):
     builds: ClassVar[str] = "bsweep.compression.qsgd:QSGD"
 
     def payload_share(self, epochs: int) -> float:
-        return self.bits / 32
+        return self.bits / 32 + 1 / self.bucket_elements  # and a norm for each bucket
 
 
 class PowerSGDConfig(CodecConfig):

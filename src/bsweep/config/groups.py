@@ -591,6 +591,9 @@ class AllocationConfig(Card):
             if values is not None and len(values) != size:
                 remedy = f"it has {len(values)} numbers. Give {size}."
                 yield clash(point, f"allocation.{key} num_workers", remedy)
+        if self.shares_batches and not self.local_batches and size != point.num_workers:
+            remedy = "the workers of a replica take the same examples. Use allocation=uniform."
+            yield clash(point, "allocation strategy", remedy)
         if not point.strategy.can.takes_local_steps and (self.shares_steps or self.local_steps):
             keys = "allocation strategy" if self.shares_steps else "allocation.local_steps strategy"
             remedy = "use strategy=diloco, or share batches, as by allocation=batch_by_flops."

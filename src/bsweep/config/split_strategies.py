@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 from bsweep.config.allreduce import NATIVE, AllReduceConfig
@@ -329,10 +330,10 @@ class PipelineConfig(StagedConfig):
         """Return the shares as `StrategyConfig.sent_in_pass` says: of activations, which pass each
         border between workers twice. Replicas sum gradients once in a step.
         """
-        num_parts = self.num_parts(num_workers)
-        # The two stages of the worker at the turn of a V are neighbours.
-        borders = self.num_stages(num_workers) - 1 - self.is_v
-        return self._between_replicas(num_workers) / num_passes, borders / num_parts
+        owners = [self.part_of(s, num_workers) for s in range(self.num_stages(num_workers))]
+        borders = sum(one != other for one, other in pairwise(owners))
+        between = self._between_replicas(num_workers) / num_passes
+        return between, borders / self.num_parts(num_workers)
 
     def textbook_bubble(self, num_workers: int) -> float | None:
         """Return the idle share of a step: (p - 1) / (v m + p - 1) for p workers with v stages each

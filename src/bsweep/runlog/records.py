@@ -261,7 +261,8 @@ class Epoch:
     stages of a model, see `StageLoad`; `bubble` and `textbook_bubble` are those of `Traffic`.
 
     Memory and energy: `worker_memory` has the memory of each worker, see `WorkerMemory`.
-    `peak_memory_bytes` is that of rank 0 while it trained, until the epoch's first evaluation.
+    `peak_memory_bytes` is that of rank 0 while it trained, until the epoch's first evaluation; null
+    if the run resumed after the epoch's last step.
     `evaluation_peak_memory_bytes` is that of rank 0 during the evaluation at the epoch's end, which
     uses batches of another size; null if the run reached its target within the epoch, and ended.
     `energy_joules` is the energy that all workers'

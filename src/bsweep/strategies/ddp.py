@@ -69,6 +69,8 @@ class DDP(TorchStrategy, InBackward):
         return Traffic(sent_bytes=meter.sent_bytes, received_bytes=meter.received_bytes)
 
     def own_state(self) -> dict[str, Any]:
+        if self.card.hook != "powersgd":
+            return super().own_state()
         hook = self._powersgd
         _, numbers, *rest = hook.rng.get_state(legacy=True)
         return {
@@ -83,6 +85,8 @@ class DDP(TorchStrategy, InBackward):
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         super().load_own_state(state)
+        if self.card.hook != "powersgd":  # then another strategy may have saved the state
+            return
         device = self._vector.parameters.device
         for name, value in state["powersgd"].items():
             if isinstance(value, dict):

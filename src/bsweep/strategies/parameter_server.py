@@ -22,7 +22,9 @@ from torch.optim import Optimizer
 
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
+from bsweep.config.values import ConfigError
 from bsweep.core.ranks import World
+from bsweep.numerics import optim
 from bsweep.numerics.timing import seconds_of
 from bsweep.numerics.vector import Flat, Slice, ranges
 from bsweep.runlog.checkpoint_files import Checkpoint
@@ -70,6 +72,13 @@ class ParameterServer(TorchStrategy, Rounds):
             self._thread.start()
 
     def prepare(self, vector: Flat, optimizer: Optimizer) -> None:
+        if self.config.num_shards > 1 and optim.most_norm(optimizer) is not None:
+            raise ConfigError(
+                f"optimizer={self.config.optimizer.name} with strategy.num_servers="
+                f"{self.config.num_shards}: max_grad_norm limits the norm of the whole model's "
+                "gradient, which no server knows. Give the optimizer no max_grad_norm, or use "
+                "strategy.num_servers=1."
+            )
         shards = sharding.shards(vector.slices, self.config.num_shards, self.card)
         self._connections = [
             _Connection(vector, shard, self._link(server)) for server, shard in enumerate(shards)

@@ -83,7 +83,7 @@ def train_epoch(job: Job, cursor: Cursor, checkpoints: CheckpointSchedule) -> Ep
     job.strategy.begin_epoch(cursor.epoch)
     memory.reset_peak(job.device)
     meter = energy.EnergyMeter(job.device, counts_host=job.world.local_rank == 0)
-    is_whole = cursor.position == 0
+    is_whole, has_steps = cursor.position == 0, not _is_over(job, cursor)
     while not _is_over(job, cursor):
         train_and_record_round(job, cursor, order, clock)
         if not _is_over(job, cursor) and evaluation.is_due(job, cursor):
@@ -94,7 +94,8 @@ def train_epoch(job: Job, cursor: Cursor, checkpoints: CheckpointSchedule) -> Ep
                     cursor.peak_memory_bytes = memory.peak_bytes(job.device)
                 evaluation.within_epoch(job, cursor, sum(seconds))
         cursor.checkpoint_seconds += checkpoints.after_round(cursor, clock)
-    return _epoch_record(job, cursor, clock, meter.joules() if is_whole else math.nan)
+    joules = meter.joules() if is_whole else math.nan
+    return _epoch_record(job, cursor, clock, joules, has_steps)
 
 
 def train_and_record_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> None:
@@ -137,7 +138,9 @@ def train_and_record_round(job: Job, cursor: Cursor, order: Tensor, clock: StepC
     job.record(*job.policy.observe(stats))
 
 
-def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, host_joules: float) -> Epoch:
+def _epoch_record(
+    job: Job, cursor: Cursor, clock: StepClock, host_joules: float, has_steps: bool
+) -> Epoch:
     totals = (cursor.totals + cursor.recent).tolist()
     loss, correct, labels, joules = job.sums(
         torch.tensor([*totals, host_joules], dtype=torch.float64)
@@ -147,7 +150,9 @@ def _epoch_record(job: Job, cursor: Cursor, clock: StepClock, host_joules: float
     seconds = clock.seconds()
     traffic = asdict(job.strategy.traffic())
     waits = traffic["worker_wait_seconds"]
-    peak_memory_bytes = cursor.peak_memory_bytes or memory.peak_bytes(job.device)
+    # A run that resumes where an epoch's last step had ended has measured no step of it.
+    measured = memory.peak_bytes(job.device) if has_steps else None
+    peak_memory_bytes = cursor.peak_memory_bytes or measured
     if job.graphs and peak_memory_bytes is not None:
         # Steps that replay a graph allocate nothing, and the optimizer's state exists by now.
         peak_memory_bytes = max(

@@ -185,13 +185,15 @@ class NoiseMeter:
 
     def record(self, cursor: Cursor) -> NoiseScale | None:
         """Return a record of the gradient noise measured since the last one, as means over the
-        measured steps; None if no new record is due or no step was measured.
+        measured steps; None if no new record is due, no step was measured, or gradients overflowed
+        on some workers alone.
 
         All workers call this together after each round, at the position `cursor` of the run, and
         get equal values.
 
         Raises:
-            ValueError: If some workers' optimizers made fewer of the measured steps than others.
+            ValueError: If some workers' optimizers made fewer of the measured steps than others,
+                with a strategy of the user's own.
         """
         if self._num_steps < RECORD_STEPS:
             return None
@@ -199,6 +201,8 @@ class NoiseMeter:
         self._sums.zero_()
         self._num_steps = 0
         if (every[:, 0] != every[0, 0]).any():
+            if self._strategy.can.exchanges_in_passes is not None:
+                return None  # the gradients of some parts of a split model overflowed
             raise ValueError(
                 "the gradient noise scale cannot be measured with a strategy of your own in which "
                 "some workers skip steps of the optimizer: leave measure.noise_scale and all "
