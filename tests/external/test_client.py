@@ -278,6 +278,7 @@ def test_tensorflow_is_told_where_all_workers_are(
         ((SimpleNamespace(shape=(5, 2)), [0]), None, 5),
         ({"image": SimpleNamespace(shape=(6,))}, None, 6),
         ([1, 2, 3], None, 3),
+        ([("one", "two", "three"), SimpleNamespace(shape=(3,))], None, 3),  # texts and labels
         ("text", None, None),
         (object(), 9, 9),
         ({"size": 8}, lambda batch: batch["size"], 8),
