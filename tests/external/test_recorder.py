@@ -136,6 +136,8 @@ TWO_PASSES = [
             [READY, *epoch(SCORE, stops("target"))],
             {"end": {**DONE, "epochs": 1, "message": "reached a test accuracy of 0.7"}},
         ),
+        # A stop after the last epoch has nothing left to stop.
+        (ONE, [READY, *epoch(SCORE), stops("asked")], {"end": {**DONE, "epochs": 1}}),
         # A program by steps ends with its last pass.
         (
             ("epochs=2",),

@@ -131,7 +131,7 @@ class Recorder:
         epoch = self._epoch
         if epoch.step_seconds and self.stops != "asked" and (self.stops or not epoch.is_pass):
             self._end_epoch()  # its loop was left by `break`, or it is the last pass
-        if self.stops == "asked":
+        if self.stops == "asked" and self.num_done < self._config.epochs:
             message = f"stopped on request in epoch {epoch.number}"
             self._end("interrupted", f"{message}; start the same sweep again to resume")
             return
