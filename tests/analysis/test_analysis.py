@@ -371,6 +371,7 @@ def test_the_fit_recovers_known_constants_from_three_batch_sizes_or_more(tmp_pat
     assert two["batch_seconds"] == pytest.approx(15_000 * 2**0.1)
     assert two["r_squared"] == pytest.approx(1)
     assert analysis.seconds_fits(runs[runs["local_batch"] < 32]).empty
+    assert analysis.seconds_fits(runs.assign(train_seconds=0.0)).empty
 
 
 def test_ratios_skip_a_batch_that_did_not_complete(tmp_path: Path) -> None:
