@@ -374,6 +374,15 @@ def test_the_fit_recovers_known_constants_from_three_batch_sizes_or_more(tmp_pat
     assert analysis.seconds_fits(runs.assign(train_seconds=0.0)).empty
 
 
+def test_a_cell_without_an_accuracy_is_not_called_less_accurate(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,)))
+    scores = study.runs["test_accuracy"].where(study.runs["local_batch"] == 8)
+    assert study.runs["train_seconds"].idxmin() == 1
+    lines = analysis.headlines(replace(study, runs=study.runs.assign(test_accuracy=scores)))
+    assert lines[0].startswith("Fastest within 0.01 of the best test accuracy: local batch 8 on")
+    assert not any("less accurate" in line for line in lines)
+
+
 def test_ratios_skip_a_batch_that_did_not_complete(tmp_path: Path) -> None:
     for batch, status in ((8, "completed"), (16, "out_of_memory"), (32, "completed")):
         write_run(tmp_path / "s", local_batch=batch, status=status)
