@@ -7,7 +7,7 @@ from pathlib import Path
 
 import bsweep
 from bsweep.analysis.cell_tables.common_target import common_target
-from bsweep.analysis.cell_tables.tuning import rates
+from bsweep.analysis.cell_tables.tuning import rates, tuned
 from bsweep.config.target import target_of
 from tests.support.synthetic_study import write_run
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
@@ -71,3 +71,14 @@ def test_runs_without_a_time_have_not_missed_their_target(tmp_path: Path) -> Non
     assert table["is_best"].tolist() == [True, False]
     assert table["missed"].eq(0).all()
     assert rates(whole)["metric"].eq("seconds_to_target").all()
+
+
+def test_a_failed_run_at_another_rate_makes_no_table_of_rates(tmp_path: Path) -> None:
+    for rate, momentum, status in (
+        (0.1, 0.9, "completed"), (0.2, 0.8, "completed"), (0.2, 0.9, "failed"),
+    ):  # fmt: skip
+        settings = {"optimizer.lr": rate, "optimizer.momentum": momentum}
+        write_run(tmp_path / "s", local_batch=8, status=status, settings=settings)
+    study = bsweep.load(tmp_path / "s")
+    assert rates(study).empty
+    assert len(tuned(study).runs) == 3

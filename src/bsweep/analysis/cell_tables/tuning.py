@@ -68,7 +68,9 @@ def rates(study: Study) -> pd.DataFrame:
     table["missed"] = is_missed.groupby(level=keys).sum()
     table = table.join(summarise(scored[~scored["is_missed"]], keys, ["score"]))
     table["n"] = table["n"].fillna(0).astype(int)
-    return _with_best(table.assign(metric=metric))
+    table = _with_best(table.assign(metric=metric))
+    # Runs that did not complete may tell apart cells that have one rate each.
+    return table if table["num_rates"].max() > 1 else pd.DataFrame()
 
 
 def best_by(study: Study) -> str:
