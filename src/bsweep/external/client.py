@@ -174,8 +174,9 @@ class Run:
             )
         _refuse_no_fraction("log", "train_accuracy", values.get("train_accuracy"))
         for name in (*MEASURED, *WHOLE):
-            if values.get(name, 0.0) < 0:
-                raise ValueError(f"log({name}={values[name]:g}) is impossible: it is less than 0.")
+            value = float(values.get(name, 0.0))
+            if value < 0 or math.isinf(value):  # NaN was not measured
+                raise ValueError(f"log({name}={value:g}) is impossible: give a number from 0 on.")
         self.loop.report("log", values=self._reduced(values, reduce, mean))
 
     def evaluated(

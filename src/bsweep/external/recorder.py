@@ -14,7 +14,7 @@ from bsweep.config.programs import OwnProgramConfig, values_of
 from bsweep.config.run import RunConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.core.words import listed
-from bsweep.external.client import SCORES
+from bsweep.external.client import SCORES, TRAINED
 from bsweep.external.foreign_records import end_record, epoch_record, start_record
 from bsweep.external.loop import NO_BATCH, files_in
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
@@ -244,8 +244,10 @@ class Recorder:
         )
 
     def _take_log(self, report: Mapping[str, Any]) -> None:
-        self._epoch.values |= report["values"]
-        self._refuse_divergence(report["values"])
+        values = report["values"]
+        self._refuse_divergence({name: values[name] for name in TRAINED if name in values})
+        # NaN stands for what was not measured.
+        self._epoch.values |= {name: x for name, x in values.items() if not math.isnan(x)}
 
     def _take_evaluated(self, report: Mapping[str, Any]) -> None:
         self._refuse_divergence(report["values"])
