@@ -17,6 +17,7 @@ import pytest
 
 import bsweep
 from bsweep.advise import recommend
+from bsweep.advise.search import Search
 from bsweep.analysis.conclusions.next_run import (
     SHARE,
     Grid,
@@ -35,7 +36,9 @@ from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.config.target import target_of
 from bsweep.config.values import ConfigError
 from bsweep.core import energy
+from bsweep.runlog.files import RunPaths
 from bsweep.runlog.records import Status
+from bsweep.runlog.summary import write_summary
 from bsweep.study import history
 from tests.support.played_search import DRAWS, SEEDS, Played
 from tests.support.running import Fork, before, compose, exits, ran_ok, wait_for
@@ -112,6 +115,35 @@ def test_a_budget_that_earlier_searches_have_spent_buys_no_run(tmp_path: Path) -
     result = command("recommend", *grid, "--budget", "11s", cwd=tmp_path)
     assert "Ended: the rest of the budget" in result.stdout, result.stderr
     assert not list(kept.parent.glob("b*"))
+
+
+def test_a_run_out_of_memory_counts_in_a_search_that_resumes(tmp_path: Path) -> None:
+    words = ("launch=inline", "num_workers=1", f"results_dir={tmp_path}", "study=s")
+    configs = [compose(f"local_batch={batch}", *words) for batch in (8, 16, 32)]
+    large = RunPaths(configs[-1].folder)
+
+    def search() -> Search:
+        objective = parse_objective("fastest")
+        cells = recommend._cells(configs, objective)
+        target = target_of(accuracy=0.9)
+        return Search(cells, {}, "bsweep recommend", [], target, objective, 1e4, None)
+
+    large.folder.mkdir(parents=True)
+    kept = {"schema": 1, "runs": [configs[-1].run_id], "probes": [
+        {"kind": history.planned(configs[0]).kind, "cell": [batch, 1, 1], "step_seconds": 0.01,
+         "wall_seconds": 6.0} for batch in (8, 16, 32)
+    ]}  # fmt: skip
+    (tmp_path / "s/recommend.json").write_text(json.dumps(kept))
+    write_summary(large, configs[-1], "out_of_memory", "no room", 100.0)
+    first = search()
+    assert first.spent(is_wall=True) == 118
+    first._does_not_fit((32, 1, 1, ""), 0.0, "no room")
+    first._keep()
+    assert first.spent(is_wall=True) == 118
+    second = search()
+    second._probe()
+    assert [cell[0] for cell in second.cells] == [8, 16]
+    assert second.spent(is_wall=True) == 118
 
 
 def test_without_a_budget_three_runs_are_paid_for() -> None:

@@ -371,6 +371,16 @@ def test_the_fit_recovers_known_constants_from_three_batch_sizes_or_more(tmp_pat
     assert two["batch_seconds"] == pytest.approx(15_000 * 2**0.1)
     assert two["r_squared"] == pytest.approx(1)
     assert analysis.seconds_fits(runs[runs["local_batch"] < 32]).empty
+    assert analysis.seconds_fits(runs.assign(train_seconds=0.0)).empty
+
+
+def test_a_cell_without_an_accuracy_is_not_called_less_accurate(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16), num_workers=(1,)))
+    scores = study.runs["test_accuracy"].where(study.runs["local_batch"] == 8)
+    assert study.runs["train_seconds"].idxmin() == 1
+    lines = analysis.headlines(replace(study, runs=study.runs.assign(test_accuracy=scores)))
+    assert lines[0].startswith("Fastest within 0.01 of the best test accuracy: local batch 8 on")
+    assert not any("less accurate" in line for line in lines)
 
 
 def test_ratios_skip_a_batch_that_did_not_complete(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import bsweep
 from bsweep.analysis.cell_tables.common_target import common_target
-from bsweep.analysis.cell_tables.tuning import rates
+from bsweep.analysis.cell_tables.tuning import rates, tuned
 from bsweep.config.target import target_of
 from tests.support.synthetic_study import write_run
+from tests.support.synthetic_targets import TARGET, Truth, write_target_run
 
 SEEDS = (-0.004, 0.0, 0.005)  # what seeds add to an accuracy
 
@@ -54,3 +56,29 @@ def test_seeds_that_diverge_count_as_missed(tmp_path: Path) -> None:
     table = rates(bsweep.load(tmp_path / "s")).set_index("learning_rate")
     assert table["missed"].to_dict() == {0.025: 0, 0.1: 1}
     assert table["is_best"].to_dict() == {0.025: True, 0.1: False}
+
+
+def test_runs_without_a_time_have_not_missed_their_target(tmp_path: Path) -> None:
+    """The last point of a sweep with `launch.parallel` may run alone."""
+    for rate, needed, is_beside in ((0.1, 1.0, True), (0.2, 1.5, False)):
+        write_target_run(
+            tmp_path / "s", Truth(), batch=32, needed=needed, meta={"beside_others": is_beside},
+            settings={"optimizer.lr": rate, "target_accuracy": TARGET},
+        )  # fmt: skip
+    study, whole = (bsweep.load(tmp_path / "s", beside=beside) for beside in (False, True))
+    assert study.runs["reached"].all()
+    table = rates(replace(study, runs=study.runs.assign(test_accuracy=[0.93, 0.91])))
+    assert table["is_best"].tolist() == [True, False]
+    assert table["missed"].eq(0).all()
+    assert rates(whole)["metric"].eq("seconds_to_target").all()
+
+
+def test_a_failed_run_at_another_rate_makes_no_table_of_rates(tmp_path: Path) -> None:
+    for rate, momentum, status in (
+        (0.1, 0.9, "completed"), (0.2, 0.8, "completed"), (0.2, 0.9, "failed"),
+    ):  # fmt: skip
+        settings = {"optimizer.lr": rate, "optimizer.momentum": momentum}
+        write_run(tmp_path / "s", local_batch=8, status=status, settings=settings)
+    study = bsweep.load(tmp_path / "s")
+    assert rates(study).empty
+    assert len(tuned(study).runs) == 3

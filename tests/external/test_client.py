@@ -278,6 +278,7 @@ def test_tensorflow_is_told_where_all_workers_are(
         ((SimpleNamespace(shape=(5, 2)), [0]), None, 5),
         ({"image": SimpleNamespace(shape=(6,))}, None, 6),
         ([1, 2, 3], None, 3),
+        ([("one", "two", "three"), SimpleNamespace(shape=(3,))], None, 3),  # texts and labels
         ("text", None, None),
         (object(), 9, 9),
         ({"size": 8}, lambda batch: batch["size"], 8),
@@ -299,6 +300,8 @@ def test_values_are_averaged_by_the_function_that_is_given(tmp_path: Path) -> No
         (lambda run: run.log(train_loss=3.0, reduce="sum"), 'use reduce="mean"'),
         (lambda run: run.log(loss=1.0), r"log\(loss=...\) is unknown: bsweep knows energy"),
         (lambda run: run.evaluated(test_accuracy=93.0), "divide a percentage by 100"),
+        (lambda run: run.log(train_accuracy=93.0), r"log\(train_accuracy=93\) is not a fraction"),
+        (lambda run: run.log(wait_seconds=-0.5), r"wait_seconds=-0.5\) is impossible"),
     ],
 )
 def test_impossible_values_are_refused(

@@ -146,6 +146,7 @@ TABLE = (
         (ROWS, ("--map", "batch=local_batch", "acc=test_accuracy"), "run a has no time of each e"),
         (ROWS.replace(",8,", ",0,"), CURVES, "runs.csv:2: local_batch=0 is not a whole number of"),
         (ROWS.replace("0.5", "50"), CURVES, "runs.csv:2: acc=50 is not a fraction"),
+        (ROWS, ("--map", "batch=local_batch"), "run a is completed, but has no score and no time"),
         (ROWS, (*CURVES, "--set", "lr=-1"), "runs.csv:2: lr=-1 is impossible (lr)"),
         (ROWS + "a,3,8,2,0.5\n", CURVES, "runs.csv:3: epoch 3 follows epoch 1"),
         (ROWS + "a,2,16,2,0.5\n", CURVES, "runs.csv:3: batch=16, but it was 8 before in the same"),

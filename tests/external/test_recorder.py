@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ def records(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 LOSS = {"train_loss": 0.25, "sent_bytes": 10.0}
+UNMEASURED = {"energy_joules": math.nan, "sent_bytes": math.nan, "wait_seconds": 0.5}
+UNMEASURED_EPOCH = {"energy_joules": None, "sent_bytes": None, "wait_seconds": 0.5}
 FAST = {"train_seconds": 2.0, "images_per_second": 8.0, "step_seconds_p50": 0.5}
 NO_SCORE = {"message": "no evaluation in 4 steps: call run.evaluated(...)"}
 ONE, RATE = ("epochs=1",), ("epochs=1", "optimizer.lr=0.5")
@@ -97,6 +100,8 @@ TWO_PASSES = [
                 "event": None,
             },
         ),
+        # A measurement that is NaN was not made.
+        (ONE, [READY, *epoch({"kind": "log", "values": UNMEASURED})], {"epoch": UNMEASURED_EPOCH}),
         # The number of examples is that of an epoch if it is not told.
         (ONE, [UNKNOWN, *epoch()], {"start": {"num_train": 16}}),
         # The rate is recorded only if the program reads it.
@@ -136,6 +141,8 @@ TWO_PASSES = [
             [READY, *epoch(SCORE, stops("target"))],
             {"end": {**DONE, "epochs": 1, "message": "reached a test accuracy of 0.7"}},
         ),
+        # A stop after the last epoch has nothing left to stop.
+        (ONE, [READY, *epoch(SCORE), stops("asked")], {"end": {**DONE, "epochs": 1}}),
         # A program by steps ends with its last pass.
         (
             ("epochs=2",),

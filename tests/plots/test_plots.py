@@ -272,6 +272,14 @@ def test_a_study_of_servers_has_its_workers_as_axis(
     assert {axes.get_xlabel()[:4] for axes in figure.axes} <= {"", "Busy"}
 
 
+def test_losses_of_zero_and_below_are_triangles_on_the_edge(tmp_path: Path) -> None:
+    study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16, 32), num_workers=(1,)))
+    study.epochs["train_loss"] *= -1
+    figure = plots.loss_by_epoch(study)
+    assert figure.axes[0].get_yscale() == "log"
+    assert "Triangles" in plots.caption(figure)
+
+
 @pytest.mark.full
 def test_a_loss_that_exploded_is_cut_and_said(tmp_path: Path) -> None:
     study = bsweep.load(write_study(tmp_path / "s", local_batches=(8, 16, 32), num_workers=(1,)))

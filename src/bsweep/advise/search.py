@@ -172,6 +172,8 @@ class Search:
         }
         self.kinds = {way: history.planned(config).kind for way, config in firsts.items()}
         ways = {kind: way for way, kind in self.kinds.items()}
+        # With those of cells that are left out later: their runs count, too.
+        self.points = [config for points in self.cells.values() for config in points]
         kept = _read_kept(self._path)
         self.probes = {
             (*probe.cell, ways[probe.kind]): probe for probe in kept.probes if probe.kind in ways
@@ -196,7 +198,7 @@ class Search:
 
     @cached_property
     def planned(self) -> dict[str, history.Planned]:
-        return {c.run_id: history.planned(c) for points in self.cells.values() for c in points}
+        return {config.run_id: history.planned(config) for config in self.points}
 
     @property
     def rates(self) -> list[float]:
@@ -307,6 +309,8 @@ class Search:
             f"{cell_name(cell)}: {problem.splitlines()[0]}; this cell and cells with as many "
             "workers and equal or larger passes are left out"
         )
+        if cell in self.probes:  # its steps were timed before
+            seconds += self.probes[cell].wall_seconds
         self.probes[cell] = _Probe(self.kinds[cell[3]], cell[:3], 0.0, seconds, problem)
         self._leave_out_what_does_not_fit(cell)
 
@@ -324,15 +328,14 @@ class Search:
         it.
         """
         self.num_train = num_train
-        self.cells = {
-            key: [
-                replace(config, data=replace(config.data, num_train=num_train))
-                if isinstance(config.data, ProgramDataConfig) and config.data.num_train is None
-                else config
-                for config in configs
-            ]
-            for key, configs in self.cells.items()
-        }
+
+        def learned(config: RunConfig) -> RunConfig:
+            if isinstance(config.data, ProgramDataConfig) and config.data.num_train is None:
+                return replace(config, data=replace(config.data, num_train=num_train))
+            return config
+
+        self.points = [*map(learned, self.points)]
+        self.cells = {key: [*map(learned, configs)] for key, configs in self.cells.items()}
         vars(self).pop("planned", None)  # it has the number of examples
 
     def _keep(self) -> None:

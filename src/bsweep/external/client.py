@@ -165,13 +165,18 @@ class Run:
                 `energy_joules`.
 
         Raises:
-            ValueError: If a name is unknown, or `reduce` has no function.
+            ValueError: If a name is unknown, a value is impossible, or `reduce` has no function.
         """
         known = {*TRAINED, *MEASURED, *WHOLE}
         if unknown := set(values) - known:
             raise ValueError(
                 f"log({min(unknown)}=...) is unknown: bsweep knows {', '.join(sorted(known))}."
             )
+        _refuse_no_fraction("log", "train_accuracy", values.get("train_accuracy"))
+        for name in (*MEASURED, *WHOLE):
+            value = float(values.get(name, 0.0))
+            if value < 0 or math.isinf(value):  # NaN was not measured
+                raise ValueError(f"log({name}={value:g}) is impossible: give a number from 0 on.")
         self.loop.report("log", values=self._reduced(values, reduce, mean))
 
     def evaluated(
@@ -195,11 +200,7 @@ class Run:
         Raises:
             ValueError: If an accuracy is not a fraction.
         """
-        if test_accuracy is not None and not (0 <= test_accuracy <= 1 or math.isnan(test_accuracy)):
-            raise ValueError(
-                f"evaluated(test_accuracy={test_accuracy:g}) is not a fraction between 0 and 1: "
-                "divide a percentage by 100."
-            )
+        _refuse_no_fraction("evaluated", "test_accuracy", test_accuracy)
         scores = {"test_loss": test_loss, "test_accuracy": test_accuracy}
         values = {name: score for name, score in scores.items() if score is not None}
         self.loop.evaluated(self._reduced(values, reduce, mean))
@@ -226,6 +227,14 @@ class Run:
                 "hvd.allreduce(torch.tensor(x)).item()."
             )
         return {name: float(mean(value) if mean else value) for name, value in values.items()}
+
+
+def _refuse_no_fraction(method: str, name: str, value: float | None) -> None:
+    if value is not None and not (0 <= value <= 1 or math.isnan(value)):
+        raise ValueError(
+            f"{method}({name}={value:g}) is not a fraction between 0 and 1: divide a percentage by "
+            "100."
+        )
 
 
 def join(

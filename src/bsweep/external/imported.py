@@ -190,6 +190,12 @@ class _Run:
             if "train_seconds" in whole:
                 self.settings["run_seconds"] = whole.pop("train_seconds")
             epochs = [*({} for _ in range(self.settings["epochs"] - 1)), whole]
+        if not epochs and self.status == "completed":
+            raise ValueError(
+                f"{self._place}: {self._title} is completed, but has no score and no time of an "
+                "epoch: name their columns by --map COLUMN=train_seconds, COLUMN=test_accuracy and "
+                "so on."
+            )
         if all("train_seconds" in values for values in epochs):
             return epochs
         if all("time" in values for values in epochs):

@@ -399,6 +399,7 @@ def size_of(batch: Any, examples: Examples = None) -> int | None:
         return size_of(next(iter(batch.values()), None))
     if not isinstance(batch, Sequence) or isinstance(batch, str | bytes) or not batch:
         return None
-    if hasattr(batch[0], "shape") or isinstance(batch[0], Mapping | Sequence):
+    is_text = isinstance(batch[0], str | bytes)
+    if hasattr(batch[0], "shape") or (isinstance(batch[0], Mapping | Sequence) and not is_text):
         return size_of(batch[0])
     return len(batch)

@@ -14,7 +14,7 @@ from bsweep.config.programs import OwnProgramConfig, values_of
 from bsweep.config.run import RunConfig
 from bsweep.core.checksums import sha256_of
 from bsweep.core.words import listed
-from bsweep.external.client import SCORES
+from bsweep.external.client import SCORES, TRAINED
 from bsweep.external.foreign_records import end_record, epoch_record, start_record
 from bsweep.external.loop import NO_BATCH, files_in
 from bsweep.runlog.checkpoint_files import checkpoint_at, crc32_of_records, prune
@@ -131,7 +131,7 @@ class Recorder:
         epoch = self._epoch
         if epoch.step_seconds and self.stops != "asked" and (self.stops or not epoch.is_pass):
             self._end_epoch()  # its loop was left by `break`, or it is the last pass
-        if self.stops == "asked":
+        if self.stops == "asked" and self.num_done < self._config.epochs:
             message = f"stopped on request in epoch {epoch.number}"
             self._end("interrupted", f"{message}; start the same sweep again to resume")
             return
@@ -244,8 +244,10 @@ class Recorder:
         )
 
     def _take_log(self, report: Mapping[str, Any]) -> None:
-        self._epoch.values |= report["values"]
-        self._refuse_divergence(report["values"])
+        values = report["values"]
+        self._refuse_divergence({name: values[name] for name in TRAINED if name in values})
+        # NaN stands for what was not measured.
+        self._epoch.values |= {name: x for name, x in values.items() if not math.isnan(x)}
 
     def _take_evaluated(self, report: Mapping[str, Any]) -> None:
         self._refuse_divergence(report["values"])

@@ -154,8 +154,7 @@ class _Command:
             scores: Those of earlier attempts that count for the target.
 
         Raises:
-            ProgramError: If the command failed.
-            MemoryError: If it ran out of memory.
+            ProgramError: If the command failed, also because it ran out of memory.
         """
         child = self._start(scores)
         heartbeat, num_seen = Heartbeat(self.paths.heartbeat(self._world.rank)), -1

@@ -222,7 +222,8 @@ def seconds_fits(runs: pd.DataFrame) -> pd.DataFrame:
         The table, one row for each series. It is empty if no series has three batch sizes.
     """
     filled, series = keyed(runs), cell_keys(runs)[:-1]
-    timed = filled[(filled["status"] == "completed") & filled["train_seconds"].notna()]
+    # Whole seconds of a clock may round a short time down to 0.
+    timed = filled[(filled["status"] == "completed") & (filled["train_seconds"] > 0)]
     fits = [
         (*key, *_fit_seconds(group))
         for key, group in timed.groupby(series)

@@ -44,8 +44,8 @@ def rates(study: Study) -> pd.DataFrame:
     Columns:
         `learning_rate`: The rate.
         `score`: The mean over seeds of `metric`, with `score_ci95` and `score_points`.
-        `metric`: `seconds_to_target` if a run reached a target that it names, else the final
-            `test_accuracy`.
+        `metric`: `seconds_to_target` if a run reached a target that it names, and the time of all
+            such runs is known, else the final `test_accuracy`.
         `n`: The number of seeds that have a score.
         `missed`: The number of seeds that diverged or did not reach the target.
         `num_rates`: The number of rates of the cell.
@@ -68,7 +68,9 @@ def rates(study: Study) -> pd.DataFrame:
     table["missed"] = is_missed.groupby(level=keys).sum()
     table = table.join(summarise(scored[~scored["is_missed"]], keys, ["score"]))
     table["n"] = table["n"].fillna(0).astype(int)
-    return _with_best(table.assign(metric=metric))
+    table = _with_best(table.assign(metric=metric))
+    # Runs that did not complete may tell apart cells that have one rate each.
+    return table if table["num_rates"].max() > 1 else pd.DataFrame()
 
 
 def best_by(study: Study) -> str:
@@ -81,8 +83,11 @@ def best_by(study: Study) -> str:
 
 def _metric(runs: pd.DataFrame) -> str:
     """Return the column by which learning rates are compared."""
-    is_known = "seconds_to_target" in runs and runs["seconds_to_target"].notna().any()
-    return "seconds_to_target" if is_known else "test_accuracy"
+    if "seconds_to_target" not in runs:
+        return "test_accuracy"
+    # Runs that reached the target beside other runs have no time: they did not miss it.
+    times = runs.loc[runs["reached"].eq(True), "seconds_to_target"]
+    return "seconds_to_target" if len(times) and times.notna().all() else "test_accuracy"
 
 
 def _with_best(table: pd.DataFrame) -> pd.DataFrame:

@@ -177,7 +177,8 @@ def _fastest_and_most_accurate(study: Study, learned: pd.DataFrame) -> Iterator[
     metric = next((name for name in accuracies if learned[name].notna().any()), "")
     part = "training" if metric == "train_accuracy" else evaluated_part(study.runs)
     accuracy = score_name("test_accuracy", part)
-    by_time = learned.sort_values("train_seconds", kind="stable")
+    known = learned.dropna(subset=metric) if metric else learned
+    by_time = known.sort_values("train_seconds", kind="stable")
     by_accuracy = by_time.sort_values(metric, ascending=False, kind="stable") if metric else by_time
     candidates = fastest_accurate(learned)
     # No cell has a time, no accurate cell has one, or all runs ended before their first epoch.
