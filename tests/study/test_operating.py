@@ -23,7 +23,7 @@ from bsweep.runlog.checkpoint_files import checkpoint_at
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
 from bsweep.study import claims, history, states
-from bsweep.study.estimate import Estimate, Timed
+from bsweep.study.estimate import Estimate, Timed, timed
 from bsweep.study.history import Planned
 from bsweep.study.run_point import set_aside
 from bsweep.study.states import NEW, State
@@ -338,6 +338,15 @@ def test_an_estimate_is_a_line_through_what_was_timed() -> None:
     assert 0 < (Estimate(falling).seconds(point(128), NEW) or 0) < 10, (
         "no step takes less than none"
     )
+
+
+def test_a_run_with_steps_of_another_shortens_no_estimate() -> None:
+    """The records of a run that goes on from another one's checkpoint begin with that one's."""
+    branch = Planned("branch", 1, 10, 1000, 10, "k")
+    ended = State("completed", whole_epochs=10, train_seconds=100.0, wall_seconds=20.0)
+    estimate = Estimate(timed([branch], {"branch": ended}))
+    assert estimate.seconds(replace(branch, run_id="other"), NEW) == pytest.approx(100)
+    assert "1 with finished epochs" in estimate.source
 
 
 def test_who_has_read_enough_is_not_told_of_a_broken_pipe(tmp_path: Path) -> None:
