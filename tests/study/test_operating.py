@@ -423,6 +423,23 @@ def test_a_sweep_is_known_though_somebody_looked_while_it_came(
         assert not looks
 
 
+def test_a_sweep_hears_of_each_request_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Ctrl-C, the second one ends the workers at once."""
+    sent: list[int] = []
+    monkeypatch.setattr(claims, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(
+        claims, "os", SimpleNamespace(getpid=os.getpid, kill=lambda _, n: sent.append(n))
+    )
+    with claims.registered(tmp_path):
+        (sweep,) = claims.sweeps(tmp_path)
+        for number in (1, 2):
+            claims.ask_to_stop(tmp_path, sweep)
+            wait_for(lambda: len(sent) >= number)  # noqa: B023
+    assert sent == [signal.SIGTERM] * 2
+
+
 def test_what_a_killed_sweep_left_is_removed_unless_another_is_at_work(tmp_path: Path) -> None:
     team, hosts = tmp_path / ".team.x", tmp_path / ".preflight.x"
     for folder in (team, hosts):
