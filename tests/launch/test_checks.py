@@ -7,6 +7,8 @@ import importlib.util
 import pytest
 
 from bsweep import launch
+from bsweep.config.run import RunConfig
+from bsweep.launch import hosts_check
 from tests.launch.test_slurm import ALLOCATION
 from tests.support.running import compose
 
@@ -88,3 +90,23 @@ def test_a_missing_extra_is_named_where_it_is_needed(
     part = words.split()[0]
     with pytest.raises(ValueError, match=rf"^{part}: .*pip install 'bsweep\[{package}\]'"):
         launch.check_machine(point)
+
+
+def test_hosts_are_asked_for_the_packages_of_all_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask_all(config: RunConfig, hosts: object) -> dict[str, object]:
+        asked.append(config.optimizer.name)
+        return {}
+
+    monkeypatch.setattr(hosts_check, "ask_all", ask_all)
+    monkeypatch.setattr(hosts_check, "host_problems", lambda *_: [])
+    monkeypatch.setattr(hosts_check, "_ready", {})
+    hosts = ("num_workers=2", "launch.hosts='localhost:1,h2:1'")
+    points = [
+        compose("local_batch=8", *hosts, f"optimizer={name}") for name in ("lars", "sgd", "adamw")
+    ]
+    assert hosts_check.problems(points) == []
+    assert asked == ["lars", "adamw"], "the last two need the same"
+    assert hosts_check.problems(points) == []
+    assert len(asked) == 2

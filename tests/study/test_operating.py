@@ -23,7 +23,7 @@ from bsweep.runlog.checkpoint_files import checkpoint_at
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
 from bsweep.study import claims, history, states
-from bsweep.study.estimate import Estimate, Timed
+from bsweep.study.estimate import Estimate, Timed, timed
 from bsweep.study.history import Planned
 from bsweep.study.run_point import set_aside
 from bsweep.study.states import NEW, State
@@ -340,6 +340,15 @@ def test_an_estimate_is_a_line_through_what_was_timed() -> None:
     )
 
 
+def test_a_run_with_steps_of_another_shortens_no_estimate() -> None:
+    """The records of a run that goes on from another one's checkpoint begin with that one's."""
+    branch = Planned("branch", 1, 10, 1000, 10, "k")
+    ended = State("completed", whole_epochs=10, train_seconds=100.0, wall_seconds=20.0)
+    estimate = Estimate(timed([branch], {"branch": ended}))
+    assert estimate.seconds(replace(branch, run_id="other"), NEW) == pytest.approx(100)
+    assert "1 with finished epochs" in estimate.source
+
+
 def test_who_has_read_enough_is_not_told_of_a_broken_pipe(tmp_path: Path) -> None:
     write_runs(tmp_path / "results/mine", 400)  # more than a pipe holds
     line = '"$0" status results/mine --json | head -c 1; exit "${PIPESTATUS[0]}"'
@@ -412,6 +421,23 @@ def test_a_sweep_is_known_though_somebody_looked_while_it_came(
     with claims.registered(tmp_path):
         assert len(claims.sweeps(tmp_path)) == 1
         assert not looks
+
+
+def test_a_sweep_hears_of_each_request_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Ctrl-C, the second one ends the workers at once."""
+    sent: list[int] = []
+    monkeypatch.setattr(claims, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(
+        claims, "os", SimpleNamespace(getpid=os.getpid, kill=lambda _, n: sent.append(n))
+    )
+    with claims.registered(tmp_path):
+        (sweep,) = claims.sweeps(tmp_path)
+        for number in (1, 2):
+            claims.ask_to_stop(tmp_path, sweep)
+            wait_for(lambda: len(sent) >= number)  # noqa: B023
+    assert sent == [signal.SIGTERM] * 2
 
 
 def test_what_a_killed_sweep_left_is_removed_unless_another_is_at_work(tmp_path: Path) -> None:

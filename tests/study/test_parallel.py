@@ -227,6 +227,16 @@ def test_points_without_room_for_two_run_in_turn_with_a_note(
     assert "1 GPU and 8 cores" in (resources.why_in_turn([point(1), point(1)]) or "")
 
 
+def test_points_at_once_take_no_more_cores_than_a_container_grants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sized(monkeypatch, 2)
+    monkeypatch.setattr(resources, "usable_cores", lambda: tuple(range(64)))
+    points = [point(1, "launch.threads_per_worker=2")] * 2
+    assert resources.of_machine(points).cores == (0, 1)
+    assert "2 cores have no room" in (resources.why_in_turn(points) or "")
+
+
 def test_a_run_is_the_same_one_whatever_runs_beside_it() -> None:
     """It has the same id, and takes as long where it is alone."""
     assert history.planned(point()) == history.planned(compose("local_batch=8"))

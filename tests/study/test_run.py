@@ -304,6 +304,7 @@ def test_a_run_of_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> No
 
 
 FEDNOVA = ("num_workers=2", "strategy=diloco", "strategy.weighting=fednova")
+MICROBATCHES = ("num_workers=2", "strategy=pipeline", "strategy.schedule=gpipe", "model=resnet18")
 MORE = num_cores() + 1
 
 
@@ -313,6 +314,7 @@ MORE = num_cores() + 1
         ((f"num_workers={MORE}",), (), f"{MORE} workers share"),
         ((*ALONE, f"launch.threads_per_worker={MORE}"), ALONE, "launch.threads_per_worker="),
         ((*FEDNOVA, "optimizer=adamw"), (*FEDNOVA, "optimizer=sgd"), "this optimizer"),
+        (MICROBATCHES, (*MICROBATCHES, "strategy.microbatches=1"), "one micro-batch at a time"),
     ],
 )
 def test_what_is_doubted_of_a_point_is_a_warning(

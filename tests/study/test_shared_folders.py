@@ -66,6 +66,18 @@ def test_resume_imports_nothing_of_a_command_for_other_points(study: Path) -> No
     assert len(list(study.glob("*/summary.json"))) == 1
 
 
+def test_a_point_of_a_command_that_is_wrong_by_now_is_run_by_another(study: Path) -> None:
+    file = study / "commands.jsonl"
+    line = json.loads(file.read_text())
+    wrong = {**line, "arguments": [*POINT, "+experiment=removed"]}
+    file.write_text(f"{json.dumps(wrong)}\n{json.dumps(line)}\n")
+    result = bsweep("resume", str(study), cwd=study.parent)
+    assert "removed" in result.stderr
+    assert len(list(study.glob("*/summary.json"))) == 1
+    assert result.returncode == 2
+    assert "no longer give" not in result.stderr
+
+
 def test_a_branch_has_the_modes_of_the_umask_not_of_its_source(tmp_path: Path) -> None:
     source, branch = RunPaths(tmp_path / "source"), RunPaths(tmp_path / "branch")
     saved = save_checkpoint(source)

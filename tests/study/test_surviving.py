@@ -18,9 +18,11 @@ import bsweep as package
 from bsweep import analysis
 from bsweep.cli import main
 from bsweep.launch import failure
-from bsweep.launch.launcher import LaunchRequest
+from bsweep.launch.launcher import LaunchRequest, Outcome
+from bsweep.runlog.checkpoint_files import request_stop
 from bsweep.runlog.files import RunPaths
-from bsweep.study import states
+from bsweep.study import run_point, states
+from bsweep.study.progress import Progress
 from tests.study.test_run import runs
 from tests.support.running import TINY, compose, exits, ran_ok
 from tests.support.synthetic_study import META, write_run, write_study
@@ -101,6 +103,30 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
     again = ran_ok("run", *SHORT, there, cwd=cwd)
     assert again.stderr.count("completed already") == 1, again.stderr
     assert package.load(tiny_disk / "s").runs["status"].tolist() == ["completed"] * 2
+
+
+@pytest.mark.parametrize("is_asked", [True, False], ids=["asked", "at once"])
+def test_a_full_disk_keeps_no_sweep_from_stopping(
+    is_asked: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def launch(request: LaunchRequest) -> Outcome:
+        if not is_asked:
+            raise KeyboardInterrupt
+        request_stop(request.paths)
+        return Outcome("interrupted", "stopped on request")
+
+    def write_summary(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left for summary.json")
+
+    monkeypatch.setattr("bsweep.launch.launch", launch)
+    monkeypatch.setattr(run_point, "write_summary", write_summary)
+    config = compose("local_batch=8", f"results_dir={tmp_path}")
+    with pytest.raises(run_point.StopRequested):
+        run_point.run_point(config, "bsweep run", [], Progress(1))
+    assert "interrupted: no space left for summary.json" in capsys.readouterr().err
 
 
 def test_a_full_shared_memory_that_stops_horovodrun_is_named(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def run_again(study_dir: Path, history: Sequence[Command], run_ids: Set[str], re
         The exit code. If commands are wrong by now, each is named, and the others have been run.
     """
     missing, study_dir, code = set(run_ids), study_dir.resolve(), 0
+    refused = set[str]()  # the points of commands that are wrong by now
     # For the processes that this one starts, from Python 3.11 on:
     os.environ["PYTHONSAFEPATH"] = "1"
     for command in history:
@@ -100,8 +101,8 @@ def run_again(study_dir: Path, history: Sequence[Command], run_ids: Set[str], re
         except (ValueError, OSError) as error:
             logger.error(f"bsweep: {error}")
             code = BAD_CONFIG
-            missing -= recorded
-    if missing:
+            refused |= recorded
+    if missing := missing - refused:
         logger.warning(
             f"bsweep: the study's recorded commands no longer give {len(missing)} of its points "
             f"({first_of(sorted(missing))}): the folder was moved, or defaults, code or the "

@@ -375,7 +375,7 @@ class PipelineConfig(StagedConfig):
             yield f"{given}: use a multiple of the {num_parts} workers of a replica."
 
     def warnings(self, point: Point) -> Iterator[str]:
-        if point.model.has_batchnorm is not False:
+        if self.microbatches > 1 and point.model.has_batchnorm is not False:
             yield (
                 f"strategy.microbatches={self.microbatches}: BatchNorm, if the model has it, "
                 "computes its statistics from one micro-batch at a time, not from the local batch"

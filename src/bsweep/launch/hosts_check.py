@@ -88,6 +88,8 @@ def _key(config: RunConfig) -> tuple[Any, ...]:
         getattr(config.program, "files_sha256", None),
         config.device,
         config.strategy.can.uses_horovod,
+        # Packages that each host needs; those of the data are in its card.
+        *(card.needs for card in (config.model, config.optimizer, config.strategy)),
     )
 
 

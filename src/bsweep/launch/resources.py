@@ -66,11 +66,13 @@ class Resources:
 
 
 def of_machine(configs: Iterable[RunConfig]) -> Resources:
-    """Return all cores and GPUs of this machine that the given points may use."""
+    """Return all cores and GPUs of this machine that the given points may use. Of the cores there
+    are no more than a container's limit of processor time grants.
+    """
     count = max((num_gpus(device) for device in {config.device for config in configs}), default=0)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(number) for number in range(count)]
-    return Resources(usable_cores(), tuple(gpus[:count]))
+    return Resources(usable_cores()[: num_cores()], tuple(gpus[:count]))
 
 
 def amount_for(config: RunConfig) -> Amount:

@@ -79,9 +79,9 @@ def _listen(request: Path, has_ended: threading.Event) -> None:
     while not has_ended.wait(_POLL_SECONDS):
         if request.exists():
             logger.info(f"bsweep: asked to stop by `bsweep stop {request.parents[1]}`")
+            request.unlink(missing_ok=True)  # the next one ends the workers at once
             # SIGINT is ignored in the background of a shell's script.
             os.kill(os.getpid(), signal.SIGTERM)
-            return
 
 
 def sweeps(study_dir: Path) -> list[str]:

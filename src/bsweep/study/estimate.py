@@ -20,7 +20,7 @@ class Timed:
     """A point together with its measured times.
 
     `step_seconds` is the mean time of a step. `other_seconds` is the time that the point took
-    besides its steps, or None if it did not run to its end.
+    besides its steps, or None if it did not run to its end or another run made some of the steps.
     """
 
     point: Planned
@@ -48,6 +48,8 @@ def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]
         steps = state.whole_epochs / point.epochs * point.num_examples / point.examples_per_step
         has_ended = state.status == "completed" and state.wall_seconds
         other_seconds = (state.wall_seconds or 0) - state.train_seconds if has_ended else None
+        if other_seconds is not None and other_seconds < 0:
+            other_seconds = None  # the steps of another run count (resume_from), not its rest
         measured.append(Timed(point, state.train_seconds / steps, other_seconds))
     return measured
 

@@ -144,7 +144,7 @@ def _attempt(
         for event in (*(Event(event="warning", message=warning) for warning in new), *events):
             log.write(event)
     progress.begin(config, paths, warnings, is_retry=bool(events))
-    outcome = Outcome("interrupted", "interrupted while it ran")
+    outcome, was_to_stop = Outcome("interrupted", "interrupted while it ran"), False
     stopping = Stopping(config, paths, progress.note)
 
     def poll() -> None:
@@ -156,19 +156,25 @@ def _attempt(
         with stopping:
             request = LaunchRequest(config, paths, poll, config.program.worker, pool)
             outcome = launch.launch(request)
-    except KeyboardInterrupt as error:
-        raise StopRequested(by_signal=stopping.has_signal) from error
+    except KeyboardInterrupt:
+        was_to_stop = True
     except Exception as error:
         traceback.print_exc()
         outcome = Outcome("failed", f"{type(error).__name__}: {error}")
     finally:
+        was_to_stop = was_to_stop or is_stop_requested(paths)
         seconds = earlier.wall_seconds + time.monotonic() - began
-        status, message = write_summary(paths, config, outcome.status, outcome.message, seconds)
+        try:
+            status, message = write_summary(paths, config, outcome.status, outcome.message, seconds)
+        except OSError as error:
+            if was_to_stop:  # the sweep ends all the same
+                progress.give_up(config, str(error.strerror))
+                raise StopRequested(by_signal=stopping.has_signal) from None
+            raise
         outcome = replace(outcome, status=status, message=message)
         progress.end(outcome)
         if status in ("completed", "diverged"):  # such a run is never resumed
             shutil.rmtree(paths.checkpoints, ignore_errors=True)
-        was_to_stop = is_stop_requested(paths)
         paths.stop.unlink(missing_ok=True)
     if was_to_stop:
         raise StopRequested(by_signal=stopping.has_signal)
