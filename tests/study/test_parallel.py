@@ -233,7 +233,7 @@ def test_points_at_once_take_no_more_cores_than_a_container_grants(
     sized(monkeypatch, 2)
     monkeypatch.setattr(resources, "usable_cores", lambda: tuple(range(64)))
     points = [point(1, "launch.threads_per_worker=2")] * 2
-    assert resources.of_machine(points).cores == (0, 1)
+    assert len(set(resources.of_machine(points).cores)) == 2
     assert "2 cores have no room" in (resources.why_in_turn(points) or "")
 
 

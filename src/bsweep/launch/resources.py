@@ -5,6 +5,7 @@ GPU or a core.
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,9 @@ def of_machine(configs: Iterable[RunConfig]) -> Resources:
     count = max((num_gpus(device) for device in {config.device for config in configs}), default=0)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(number) for number in range(count)]
-    return Resources(usable_cores()[: num_cores()], tuple(gpus[:count]))
+    # Not the first ones: containers on one host would all choose these.
+    cores = sorted(random.sample(usable_cores(), num_cores()))
+    return Resources(tuple(cores), tuple(gpus[:count]))
 
 
 def amount_for(config: RunConfig) -> Amount:
