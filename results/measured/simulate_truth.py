@@ -34,11 +34,11 @@ from bsweep.analysis.simulation.constants import (
     NUM_DRAWS,
     OTHER_WAY,
     Constants,
+    Spread,
     of_study,
 )
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.rows import row_of
-from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import FORWARD_SHARE, Clocks
 
 MEASURED = Path(__file__).parent
@@ -108,8 +108,8 @@ def _row(constants: Constants, network: Network, way: str, workers: int, true: f
 
 
 def _case(constants: Constants, network: Network, way: str, workers: int) -> Case:
-    choice = choice_of(way, NO_RUNS).with_replicas(workers, constants)
-    return Case(constants, network, choice, workers, constants.local_batch, divides=False)
+    choice, batch = choice_of(way, NO_RUNS), constants.local_batch
+    return Case(constants, network, choice, workers, batch, divides=False).divided()
 
 
 def _step(constants: Constants, network: Network, way: str, workers: int) -> float:

@@ -18,10 +18,11 @@ from bsweep.analysis.prediction.seen_runs import Observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.simulation import DOUBLINGS, Constants, constant_warnings, links_of
 from bsweep.analysis.simulation.cases import Case
-from bsweep.analysis.simulation.choices import Choice, card_like, choice_of, choice_of_point
+from bsweep.analysis.simulation.choices import Choice, choice_of, choice_of_point
 from bsweep.analysis.simulation.constants import NUM_DRAWS
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.strategies import outcome
+from bsweep.analysis.study.cards import card_like
 from bsweep.analysis.study.frames import LargerClusters
 from bsweep.config.run import RunConfig
 from bsweep.config.values import check_above_zero
@@ -62,10 +63,10 @@ def with_simulated(
         cell = seen.ways[name].cell(batch, workers, passes)
         if name in choices and workers > _most_timed(step_time, cell.form.strategy):
             local = seen.ways[name].local_batch(batch, workers, passes)
-            if problem := choices[name].problem(workers, local, constants):
-                refused.setdefault(name, problem)
-                continue
             case = Case(constants, links, choices[name], workers, local, _NUM_STEPS, passes=passes)
+            if case.problem:
+                refused.setdefault(name, case.problem)
+                continue
             log_seconds[cell] = _log_seconds(step_time, cell, case)
             simulated[name] = choices[name]
         kept.append((batch, workers, passes, name))
@@ -158,9 +159,10 @@ def _problem(config: RunConfig, network: str) -> str:
     for workers in DOUBLINGS[:0:-1]:
         try:
             choice = choice_of_point(config)
-            problem = choice.problem(workers, config.examples_per_pass, constants)
+            case = Case(constants, links, choice, workers, config.examples_per_pass, NUM_DRAWS)
+            problem = case.problem
             if not problem:
-                outcome(choice.strategy, Case(constants, links, choice, workers, 1.0, NUM_DRAWS))
+                outcome(choice.strategy, case)
                 return ""
         except ValueError as error:
             problem = error.args[0]

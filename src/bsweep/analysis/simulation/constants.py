@@ -18,12 +18,11 @@ from scipy.special import ndtri
 
 from bsweep.analysis.cell_tables.means import ring_bytes, run_steps
 from bsweep.analysis.prediction.comparable_runs import selected
+from bsweep.analysis.prediction.critical_batch import P95
 from bsweep.analysis.prediction.probed_steps import probe_timings, read_probe
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.analysis.prediction.ways import PARAMETER_BYTES, passes_of, ways_of
-from bsweep.analysis.simulation import spread
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
-from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.study.cards import capabilities_of
 from bsweep.analysis.study.frames import Study
 from bsweep.core.words import counted
@@ -48,6 +47,8 @@ BEYOND = 0.09
 measured: the standard deviation of the logarithm of its seconds, which grows with the square root
 of the doublings. `beyond` in `simulate_truth.py` finds it in `results/measured/clusters`.
 """
+_STRETCH = 20  # steps of a stretch, if not measured
+_MOST_SPREAD = 1.0  # of logarithms: few disturbed steps must not make all steps wild
 _SAME = ("model", "data", "hardware", "device", "precision")
 # The columns of runs by which simulated steps are compared with measured ones.
 _MEASURED = [
@@ -58,6 +59,47 @@ NORMAL = np.round(ndtri((np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS), 2)
 """The middles of as many equally likely parts of a normal distribution, so that few draws have its
 quantiles.
 """
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The relative seconds of the steps of one worker, whose mean is 1.
+
+    Steps differ log-normally. `fast` and `slow` are standard deviations of logarithms, between
+    steps and between stretches of `stretch` steps, such as epochs.
+    """
+
+    fast: float = 0.0
+    slow: float = 0.0
+    stretch: int = _STRETCH
+
+    def draw(self, num_steps: int, num_workers: int, rng: np.random.Generator) -> Array:
+        """Return the relative seconds of steps, shape (steps, workers). Workers are independent."""
+        count = -(-num_steps // self.stretch)  # stretches, rounded up
+        steps = np.exp(self.fast * rng.standard_normal((num_steps, num_workers)) - self.fast**2 / 2)
+        if self.slow:
+            logs = self.slow * rng.standard_normal((count, num_workers)) - self.slow**2 / 2
+            steps *= np.repeat(np.exp(logs), self.stretch, axis=0)[:num_steps]
+        return np.asarray(steps)
+
+
+def spread_of(epochs: pd.DataFrame) -> Spread:
+    """Return the spread of steps by the medians and 95th percentiles of runs' epochs.
+
+    Args:
+        epochs: Rows with `run_id`, `num_steps`, `step_seconds_p50` and `step_seconds_p95`.
+    """
+    timed = epochs[(epochs["step_seconds_p50"] > 0) & (epochs["num_steps"] > 2)]
+    if timed.empty:
+        return Spread()
+    ratio = np.log((timed["step_seconds_p95"] / timed["step_seconds_p50"]).clip(lower=1))
+    logs = np.log(timed["step_seconds_p50"])
+    within = logs - logs.groupby(timed["run_id"]).transform("mean")
+    freedom = len(within) - timed["run_id"].nunique()
+    slow = float(np.sqrt((within**2).sum() / freedom)) if freedom > 0 else 0.0
+    fast = float(np.median(ratio)) / P95
+    stretch = max(1, int(timed["num_steps"].median()))
+    return Spread(min(fast, _MOST_SPREAD), min(slow, _MOST_SPREAD), stretch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +122,8 @@ class Constants:
     network: Network | None = None  # as measured, between the workers of the study
     other_way: float = OTHER_WAY  # for exchanges that were not measured
     beyond: float = BEYOND  # for each doubling of the measured workers
-    codec_seconds: Mapping[str, float] = field(default_factory=dict)  # of a step
-    codec_shares: Mapping[str, float] = field(default_factory=dict)  # of the gradient's bytes
+    codec_seconds: Mapping[Any, float] = field(default_factory=dict)  # of a step
+    codec_shares: Mapping[Any, float] = field(default_factory=dict)  # of the gradient's bytes
     speeds: tuple[float, ...] = (1.0,)  # of workers, again and again
     memories: tuple[float, ...] = ()  # in GB, of workers, again and again; empty: unknown
     largest_batches: tuple[int, ...] = ()  # that workers hold, as probed; empty: unknown
@@ -128,6 +170,8 @@ def of_study(
         Timing(Cell(batch, 1, int(passes)), seconds, "compute") for batch, passes, seconds in cells
     ]
     threads = timed["threads"].dropna()
+    alone = timed[timed["num_workers"] == 1]
+    spread_runs = (alone if len(alone) else timed)["run_id"]
     network, factors = _measured_network(steps)
     medians = steps.dropna(subset="codec_seconds").groupby("compression")["codec_seconds"].median()
     return Constants(
@@ -136,11 +180,11 @@ def of_study(
         local_batch=int(runs["local_batch"].mode()[0]),
         source=f"measured in {study.name}"
         + (f", workers with {counted(int(threads.iloc[0]), 'thread')}" if len(threads) else ""),
-        spread=_spread(study, timed),
+        spread=spread_of(study.epochs[study.epochs["run_id"].isin(spread_runs)]),
         example_bytes=max(way.example_bytes for way in ways_of(study, runs)[1].values()),
         network=network,
         exchange_factors=factors,
-        codec_seconds={str(codec): float(seconds) for codec, seconds in medians.items()},
+        codec_seconds=medians.to_dict(),
         codec_shares=_codec_shares(steps),
         is_gpu=not runs["device"].eq("cpu").all(),
         precision=str(runs["precision"].iloc[0]),
@@ -221,13 +265,6 @@ def _fitted(timings: list[Timing]) -> dict[str, Any]:
     }
 
 
-def _spread(study: Study, timed: pd.DataFrame) -> Spread:
-    """Return how steps of a lone worker differ, or of any if none was alone."""
-    alone = timed[timed["num_workers"] == 1]
-    chosen = alone if len(alone) else timed
-    return spread.of_epochs(study.epochs[study.epochs["run_id"].isin(chosen["run_id"])])
-
-
 def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each run with the seconds of its steps and of their parts, the bytes that a
     worker sent in a step, and the messages that followed one another.
@@ -302,7 +339,7 @@ def exchange_factors(spread_of_logs: float = _UNSURE) -> Array:
     return np.exp(spread_of_logs * np.random.default_rng(2).permutation(NORMAL))
 
 
-def _codec_shares(steps: pd.DataFrame) -> dict[str, float]:
+def _codec_shares(steps: pd.DataFrame) -> dict[Any, float]:
     """Return for each codec what a worker sent of the bytes that it sends without one, of runs with
     equally many workers.
     """
@@ -310,8 +347,7 @@ def _codec_shares(steps: pd.DataFrame) -> dict[str, float]:
     sent = groups["sent_bytes_of_step"].median().unstack()
     if "none" not in sent:
         return {}
-    shares = sent.div(sent["none"], axis="index").median().dropna()
-    return {str(name): float(share) for name, share in shares.items()}
+    return sent.div(sent["none"], axis="index").median().dropna().to_dict()
 
 
 def with_measured(constants: Constants, measured_network: str | None) -> Constants:
