@@ -27,7 +27,7 @@ from bsweep.analysis.study.cards import capabilities_of
 from bsweep.analysis.study.frames import Study
 from bsweep.core.words import counted
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
+from bsweep.runlog.reading import starts
 
 NUM_DRAWS = 20
 """The number of draws of the constants. Each simulates its part of the steps."""
@@ -165,15 +165,15 @@ def of_study(
             )
     steps = _steps(study, runs)
     timed = _timed(study, steps)
-    cells = timed[["local_batch", "passes", "compute_seconds"]].itertuples(index=False)
+    facts = zip(timed["local_batch"], passes_of(timed), timed["compute_seconds"], strict=True)
     timings = [
-        Timing(Cell(batch, 1, int(passes)), seconds, "compute") for batch, passes, seconds in cells
+        Timing(Cell(batch, 1, int(passes)), seconds, "compute") for batch, passes, seconds in facts
     ]
     threads = timed["threads"].dropna()
     alone = timed[timed["num_workers"] == 1]
     spread_runs = (alone if len(alone) else timed)["run_id"]
     network, factors = _measured_network(steps)
-    medians = steps.dropna(subset="codec_seconds").groupby("compression")["codec_seconds"].median()
+    codec_seconds = steps.groupby("compression")["codec_seconds_of_step"].median().dropna()
     return Constants(
         **_fitted(timings),
         parameter_bytes=(parameters or 0) * PARAMETER_BYTES or _parameter_bytes(study, steps),
@@ -184,7 +184,7 @@ def of_study(
         example_bytes=max(way.example_bytes for way in ways_of(study, runs)[1].values()),
         network=network,
         exchange_factors=factors,
-        codec_seconds=medians.to_dict(),
+        codec_seconds=codec_seconds.to_dict(),
         codec_shares=_codec_shares(steps),
         is_gpu=not runs["device"].eq("cpu").all(),
         precision=str(runs["precision"].iloc[0]),
@@ -199,15 +199,14 @@ def _model_facts(study: Study, runs: pd.DataFrame) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {}
     for run_id in runs["run_id"].head(_MOST_READ):
-        records = read_records(RunPaths(study.folder / run_id).metrics)[0]
-        start = next((record for record in records if record["type"] == "start"), {})
-        if sizes := start.get("layer_parameters"):
-            facts["layer_shares"] = tuple(size / sum(sizes) for size in sizes)
-        if number := start.get("num_blocks"):
-            facts["num_blocks"] = number
-        stages = start.get("stages") or ()
-        if pieces := start.get("pieces") or [name for stage in stages for name in stage]:
-            facts["pieces"] = tuple(pieces)
+        for start in starts(RunPaths(study.folder / run_id).metrics)[:1]:
+            if sizes := start.get("layer_parameters"):
+                facts["layer_shares"] = tuple(size / sum(sizes) for size in sizes)
+            if number := start.get("num_blocks"):
+                facts["num_blocks"] = number
+            stages = start.get("stages") or ()
+            if pieces := start.get("pieces") or [name for stage in stages for name in stage]:
+                facts["pieces"] = tuple(pieces)
     return facts
 
 
@@ -278,16 +277,10 @@ def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
         [not can.splits_model and can.exchanges_in_passes is False for can in capabilities_of(runs)]
     )
     is_known = (is_alone | is_plain) & table["local_batches"].fillna("").eq("")
-    step_seconds, codec_seconds = table["total_seconds_of_step"], table["codec_seconds_of_step"]
-    without_exchange = step_seconds - codec_seconds.fillna(0)
-    return table.assign(
-        passes=passes_of(table),
-        step_seconds=step_seconds,
-        compute_seconds=table["compute_seconds_of_step"]
-        .mask(is_alone, without_exchange)
-        .where(is_known),
-        codec_seconds=codec_seconds,
-    )
+    seconds = table["total_seconds_of_step"]
+    of_lone = seconds - table["codec_seconds_of_step"].fillna(0)
+    computing = table["compute_seconds_of_step"].mask(is_alone, of_lone).where(is_known)
+    return table.assign(step_seconds=seconds, compute_seconds=computing)
 
 
 def _parameter_bytes(study: Study, steps: pd.DataFrame) -> float:
@@ -329,9 +322,8 @@ def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
     off = np.log(seconds / (columns @ [latency, byte_seconds]))
     # Few runs tell little of what the model of an exchange misses.
     spread_of_logs = np.sqrt((off @ off + _FEW * _MISSED**2) / (len(off) + _FEW))
-    return Network(Link(1 / byte_seconds, float(latency))), exchange_factors(
-        min(spread_of_logs, 0.5)
-    )
+    factors = exchange_factors(min(spread_of_logs, 0.5))
+    return Network(Link(1 / byte_seconds, float(latency))), factors
 
 
 def exchange_factors(spread_of_logs: float = _UNSURE) -> Array:

@@ -38,10 +38,11 @@ _REMEDY = (
     "Write one bandwidth in kbit, mbit, gbit or tbit and a latency in ns, us, ms or s, such as "
     f"{_EXAMPLE}."
 )
-_UNITS: Mapping[str, Mapping[str, float]] = {
-    "bandwidth": {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12},
-    "latency": {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0},
-}
+_UNITS: Mapping[str, tuple[str, float]] = {
+    "kbit": ("bandwidth", 1e3), "mbit": ("bandwidth", 1e6), "gbit": ("bandwidth", 1e9),
+    "tbit": ("bandwidth", 1e12), "ns": ("latency", 1e-9), "us": ("latency", 1e-6),
+    "ms": ("latency", 1e-3), "s": ("latency", 1.0),
+}  # fmt: skip
 
 
 class Link(NamedTuple):
@@ -205,14 +206,13 @@ def _link(words: Sequence[str]) -> Link:
     for word in words:
         match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-z]+)", word.strip().lower())
         number, unit = match.groups() if match else ("0", re.sub("[^a-z]", "", word.lower()))
-        kind = next((kind for kind, units in _UNITS.items() if unit in units), "")
+        kind, factor = _UNITS.get(unit, ("", 0.0))
         if not kind or float(number) == 0:
-            known = [unit for units in _UNITS.values() for unit in units]
-            near = "" if kind else did_you_mean(unit, known)
+            near = "" if kind else did_you_mean(unit, [*_UNITS])
             raise ValueError(f"{word} is not understood.{near} {_REMEDY}")
         if kind in given:
             raise ValueError(f"{word} is a second {kind}. {_REMEDY}")
-        given[kind] = float(number) * _UNITS[kind][unit]
+        given[kind] = float(number) * factor
     if "bandwidth" not in given:
         raise ValueError(f"the bandwidth is missing. {_REMEDY}")
     rate, latency = given["bandwidth"] / 8 * _GOODPUT, given.get("latency")

@@ -119,9 +119,8 @@ def row_of(case: Case) -> dict[str, Any]:
 def _widened(seconds: Array, spread_of_logs: float) -> tuple[float, float]:
     """Return the ends of the 90 % interval of draws that may all be wrong by one factor, too."""
     low, middle, high = np.log(np.quantile(seconds, [INTERVAL[0], 0.5, INTERVAL[1]]))
-    more = P95 * spread_of_logs
-    ends = middle - np.hypot(middle - low, more), middle + np.hypot(high - middle, more)
-    return float(np.exp(ends[0])), float(np.exp(ends[1]))
+    below, above = np.hypot([middle - low, high - middle], P95 * spread_of_logs)
+    return float(np.exp(middle - below)), float(np.exp(middle + above))
 
 
 def _draw_means(blocks: Sequence[Array]) -> Array:

@@ -6,7 +6,6 @@ mean is said on its card.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import pairwise
@@ -241,32 +240,21 @@ def _asynchronous(busy: Array, push: tuple[float, float, float], most_lead: int)
         most_lead: By how many steps a worker may be ahead of the slowest one.
     """
     (on_server, on_worker, latency), (num_steps, num_workers) = push, busy.shape
-    seconds = busy.T.tolist()
-    queue = [(own_seconds[0], worker) for worker, own_seconds in enumerate(seconds)]
-    heapq.heapify(queue)
-    steps = [0] * num_workers
-    unfinished = [num_workers] * num_steps  # workers that have not ended each step
-    waiting: list[int] = []  # workers that are too far ahead
-    ends = np.empty(busy.shape)
-    slowest, pushes_until, answers_until = 0, 0.0, 0.0
-    while queue:
-        now, worker = heapq.heappop(queue)
+    ends, steps = np.empty(busy.shape), np.zeros(num_workers, int)
+    pushes = busy[0].copy()  # when each worker pushes next; infinite if that is not known
+    pushes_until = answers_until = 0.0
+    for _ in range(busy.size):
+        worker = int(pushes.argmin())
+        now, pushes[worker] = float(pushes[worker]), np.inf
         pushes_until = max(now, pushes_until) + on_server
         pushed = max(pushes_until, now + on_worker) + latency
         answers_until = max(pushed, answers_until) + on_server
         answered = max(answers_until, pushed + on_worker) + latency
-        step = steps[worker]
-        ends[step, worker] = answered
-        steps[worker], unfinished[step] = step + 1, unfinished[step] - 1
-        going_on = [worker]
-        if not unfinished[step]:
-            slowest = step + 1
-            going_on, waiting = [worker, *waiting], []
-        for other in going_on:
-            if steps[other] - most_lead > slowest:
-                waiting.append(other)
-            elif steps[other] < num_steps:
-                heapq.heappush(queue, (answered + seconds[other][steps[other]], other))
+        ends[steps[worker], worker] = answered
+        steps[worker] += 1
+        may_go_on = (steps < num_steps) & (steps - most_lead <= steps.min())
+        idle = np.flatnonzero(np.isinf(pushes) & may_go_on)
+        pushes[idle] = answered + busy[steps[idle], idle]
     return ends
 
 
