@@ -96,8 +96,8 @@ def _known(seconds: float, parameter_bytes: float, **others: object) -> Constant
 
 def _own_links(constants: Constants) -> Network:
     """Return the links that a study's own exchanges had."""
-    assert constants.network, constants.source
-    return Network(constants.network.link)
+    assert constants.link, constants.source
+    return Network(constants.link)
 
 
 def _row(constants: Constants, network: Network, way: str, workers: int, true: float) -> Row:
@@ -305,7 +305,7 @@ def _doubt(name: str) -> float:
             constants = of_study(replace(study, runs=runs), None, whole.parameter_bytes / 4)
         except ValueError:  # its computing was not timed
             continue
-        if constants.network is None or not of["compression"].eq("none").all():
+        if constants.link is None or not of["compression"].eq("none").all():
             continue
         constants = replace(constants, **codecs, **told)  # type: ignore[arg-type]
         for other, select in ways.items():

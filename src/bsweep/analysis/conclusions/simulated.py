@@ -36,8 +36,9 @@ _NONE = (
 
 
 def with_simulated(
-    step_time: StepTimeFit, seen: Observed, grid: Sequence[Key], network: str, constants: Constants
-) -> tuple[StepTimeFit, list[Key], list[str]]:
+    step_time: StepTimeFit, seen: Observed, grid: Sequence[Key], network: str,
+    constants: Constants, measured_network: str | None = None,
+) -> tuple[StepTimeFit, list[Key], list[str]]:  # fmt: skip
     """Return a fit that takes cells on more workers than were timed from a simulation, the cells of
     the grid but for those that bsweep would refuse to train so, and warnings on what is left out
     and what is simulated although nobody measured or gave it.
@@ -48,12 +49,13 @@ def with_simulated(
         grid: The cells of the grid.
         network: The links between workers, in words; see `links_and_codec`.
         constants: The constants of the simulation, from the records of the same runs.
+        measured_network: The links on which the runs were measured, in words, or None.
 
     Raises:
         ValueError: If nothing can be simulated. The message says why, without the network.
     """
     words, codec = links_and_codec(network)
-    links = links_of(constants, words, seen.study.name)
+    links = links_of(constants, words, seen.study.name, measured_network)
     choices = {str(name): _choice(runs, codec) for name, runs in seen.runs.groupby("way")}
     log_seconds: dict[Cell, Array] = {}
     kept: list[Key] = []

@@ -98,7 +98,7 @@ def simulate(
     vendor = None if machine is None else machines.machine_of(machine)
     constants = _source(study, where, parameters, probe, vendor, flops_per_example, local_batch)
     constants = replace(
-        constants_of.with_measured(constants, measured_network),
+        constants,
         example_bytes=constants.example_bytes if example_bytes is None else example_bytes,
         speeds=tuple(speeds) or constants.speeds,
         memories=tuple(memories) or constants.memories,
@@ -128,13 +128,16 @@ def _links(
     if network is None:
         network = (vendor.link if vendor else "") or "measured"
     networks = [network] if isinstance(network, str) else network
-    if measured_network and (constants.network is None or {*networks} == {"measured"}):
+    if measured_network and (constants.link is None or {*networks} == {"measured"}):
         raise ValueError(
             f"--measured-network {measured_network} tells nothing here: it is for a study whose "
             "exchanges were timed, with another network to simulate, as in --network 25gbit,10us."
         )
     name = study.name if study else "the constants' source"
-    return {text: machines.within(links_of(constants, text, name), vendor) for text in networks}
+    return {
+        text: machines.within(links_of(constants, text, name, measured_network), vendor)
+        for text in networks
+    }
 
 
 def _simulated(
@@ -223,13 +226,17 @@ def _source(
     return machines.of_machine(vendor, flops_per_example, num_bytes, local_batch or 32)
 
 
-def links_of(constants: Constants, network: str, name: str) -> Network:
+def links_of(
+    constants: Constants, network: str, name: str, measured_network: str | None = None
+) -> Network:
     """Return the links that are simulated, with what hosts need beside them.
 
     Args:
         constants: The constants.
         network: Words as `parse_network` takes them, or `measured`.
         name: The name of the source of the constants, for messages.
+        measured_network: The words for the links on which the study was measured. What its
+            exchanges took beyond them is the hosts'. None: nothing is.
 
     Returns:
         The links.
@@ -237,20 +244,23 @@ def links_of(constants: Constants, network: str, name: str) -> Network:
     Raises:
         ValueError: If a word is unknown, or nothing was measured.
     """
-    measured = constants.network
-    if network != "measured":
-        host = measured or Network(FREE)
-        return replace(
-            parse_network(network),
-            message_seconds=host.message_seconds,
-            byte_seconds=host.byte_seconds,
-        )
-    if measured is None:
-        raise ValueError(
-            f"{name} has no exchange that was timed: describe the links with --network, as in "
-            "--network 25gbit,10us."
-        )
-    return Network(measured.link)
+    measured = constants.link
+    if network == "measured":
+        if measured is None:
+            raise ValueError(
+                f"{name} has no exchange that was timed: describe the links with --network, as in "
+                "--network 25gbit,10us."
+            )
+        return Network(measured)
+    links = parse_network(network)
+    if measured is None or measured_network is None:
+        return links
+    wire = parse_network(measured_network, "--measured-network").link
+    return replace(
+        links,
+        message_seconds=max(0.0, measured.latency_seconds - wire.latency_seconds),
+        byte_seconds=max(0.0, 1 / measured.bytes_per_second - 1 / wire.bytes_per_second),
+    )
 
 
 def _notes(
@@ -260,7 +270,7 @@ def _notes(
     has_measured = table["kind"].eq(rows.MEASURED).any()
     rows_simulated = "All rows but the measured ones" if has_measured else "All rows"
     yield f"Computing: {constants.source}. {rows_simulated} are simulated."
-    if constants.network is None:
+    if constants.link is None:
         yield "No exchange was measured: links are as described, and hosts cost nothing."
     for warning in constant_warnings(constants, choices, networks):
         yield warning[0].upper() + warning[1:]

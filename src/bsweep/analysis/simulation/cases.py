@@ -52,11 +52,9 @@ class Case:
         """The first message with which bsweep would refuse such a run, or an empty text. Settings
         that no simulation has, such as the precision, fit the strategy.
         """
+        batch = max(1, round(self.local_batch))
         config = replace(
-            self.choice.config,
-            num_workers=self.num_workers,
-            local_batch=max(1, round(self.local_batch)),
-            global_batch=None,
+            self.choice.config, num_workers=self.num_workers, local_batch=batch, global_batch=None
         )
         card_problems = problems_of_cards(config, ("strategy", "compression", "allocation"))
         return next(chain(self._problems_of_division(), card_problems), "")

@@ -137,12 +137,9 @@ def _key_and_value(pair: str) -> tuple[str, Any]:
 
 def _model(runs: pd.DataFrame) -> Any:
     """Return the card of the runs' model; None if its settings are not known."""
-    if not (name := _only(runs, "model")):
-        return None
-    try:
-        return card_like("model", name, runs)
-    except (ValueError, OSError):
-        return None
+    with suppress(ValueError, OSError):
+        return card_like("model", _only(runs, "model"), runs)
+    return None
 
 
 def _only(runs: pd.DataFrame, group: str) -> str:

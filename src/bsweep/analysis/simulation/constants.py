@@ -8,7 +8,7 @@ of a machine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from bsweep.analysis.prediction.critical_batch import P95
 from bsweep.analysis.prediction.probed_steps import probe_timings, read_probe
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.analysis.prediction.ways import PARAMETER_BYTES, passes_of, ways_of
-from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
+from bsweep.analysis.simulation.network import Array, Link
 from bsweep.analysis.study.cards import capabilities_of
 from bsweep.analysis.study.frames import Study
 from bsweep.core.words import counted
@@ -119,7 +119,7 @@ class Constants:
     spread: Spread = field(default_factory=Spread)
     example_bytes: float = 0.0
     exchange_factors: Array = field(default_factory=lambda: exchange_factors())
-    network: Network | None = None  # as measured, between the workers of the study
+    link: Link | None = None  # as measured, between the workers of the study
     other_way: float = OTHER_WAY  # for exchanges that were not measured
     beyond: float = BEYOND  # for each doubling of the measured workers
     codec_seconds: Mapping[Any, float] = field(default_factory=dict)  # of a step
@@ -172,7 +172,7 @@ def of_study(
     threads = timed["threads"].dropna()
     alone = timed[timed["num_workers"] == 1]
     spread_runs = (alone if len(alone) else timed)["run_id"]
-    network, factors = _measured_network(steps)
+    link, factors = _measured_link(steps)
     codec_seconds = steps.groupby("compression")["codec_seconds_of_step"].median().dropna()
     return Constants(
         **_fitted(timings),
@@ -182,7 +182,7 @@ def of_study(
         + (f", workers with {counted(int(threads.iloc[0]), 'thread')}" if len(threads) else ""),
         spread=spread_of(study.epochs[study.epochs["run_id"].isin(spread_runs)]),
         example_bytes=max(way.example_bytes for way in ways_of(study, runs)[1].values()),
-        network=network,
+        link=link,
         exchange_factors=factors,
         codec_seconds=codec_seconds.to_dict(),
         codec_shares=_codec_shares(steps),
@@ -299,8 +299,8 @@ def _parameter_bytes(study: Study, steps: pd.DataFrame) -> float:
     return float((rings["sent_bytes_of_step"] / each).median()) * PARAMETER_BYTES
 
 
-def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
-    """Return the network on which a study exchanged, and by how much exchanges differ from it.
+def _measured_link(steps: pd.DataFrame) -> tuple[Link | None, Array]:
+    """Return the links on which a study exchanged, and by how much exchanges differ from them.
 
     The seconds of an exchange are fitted as a latency for each message and seconds for each byte.
     """
@@ -322,8 +322,7 @@ def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
     off = np.log(seconds / (columns @ [latency, byte_seconds]))
     # Few runs tell little of what the model of an exchange misses.
     spread_of_logs = np.sqrt((off @ off + _FEW * _MISSED**2) / (len(off) + _FEW))
-    factors = exchange_factors(min(spread_of_logs, 0.5))
-    return Network(Link(1 / byte_seconds, float(latency))), factors
+    return Link(1 / byte_seconds, float(latency)), exchange_factors(min(spread_of_logs, 0.5))
 
 
 def exchange_factors(spread_of_logs: float = _UNSURE) -> Array:
@@ -340,22 +339,3 @@ def _codec_shares(steps: pd.DataFrame) -> dict[Any, float]:
     if "none" not in sent:
         return {}
     return sent.div(sent["none"], axis="index").median().dropna().to_dict()
-
-
-def with_measured(constants: Constants, measured_network: str | None) -> Constants:
-    """Return the constants with what hosts need beside the wire, given the words for the network on
-    which the study was measured; the same constants without such words.
-
-    Raises:
-        ValueError: If a word is unknown.
-    """
-    if measured_network is None:
-        return constants
-    wire = parse_network(measured_network, "--measured-network").link
-    if constants.network is None:
-        return constants
-    link = constants.network.link
-    per_byte = max(0.0, 1 / link.bytes_per_second - 1 / wire.bytes_per_second)
-    per_message = max(0.0, link.latency_seconds - wire.latency_seconds)
-    host = replace(constants.network, message_seconds=per_message, byte_seconds=per_byte)
-    return replace(constants, network=host)
