@@ -109,7 +109,7 @@ def _row(constants: Constants, network: Network, way: str, workers: int, true: f
 
 def _case(constants: Constants, network: Network, way: str, workers: int) -> Case:
     choice, batch = choice_of(way, NO_RUNS), constants.local_batch
-    return Case(constants, network, choice, workers, batch, divides=False).divided()
+    return Case(constants, network, choice, workers, batch, divides=False).with_replicas()
 
 
 def _step(constants: Constants, network: Network, way: str, workers: int) -> float:

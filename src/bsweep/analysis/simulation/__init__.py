@@ -158,7 +158,7 @@ def _simulated(
         for count in worker_counts:
             case = Case(constants, Network(FREE), choice, count, local_batch, divides=False)
             try:
-                case = _checked(case.divided(), global_batch)
+                case = _checked(case.with_replicas(), global_batch)
                 simulated += [
                     {"network": text, **rows.row_of(replace(case, network=network))}
                     for text, network in links.items()
@@ -181,7 +181,7 @@ def _checked(case: Case, global_batch: int | None) -> Case:
         ValueError: If workers cannot train so.
     """
     if global_batch:
-        groups = case.groups
+        groups = case.num_groups
         is_uneven = global_batch % groups and not case.choice.allocation.shares_batches
         if is_uneven or global_batch < groups:
             raise ValueError(

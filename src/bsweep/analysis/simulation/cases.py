@@ -43,7 +43,7 @@ class Case:
         return np.asarray(np.arange(self.num_steps) * NUM_DRAWS // self.num_steps, np.int64)
 
     @property
-    def groups(self) -> int:
+    def num_groups(self) -> int:
         """The number of workers, or of groups of them, that each take a part of every batch."""
         return int(self.choice.strategy.data_parallel_size(self.num_workers))
 
@@ -74,7 +74,7 @@ class Case:
         if (model := self.choice.config.model) is not None:
             yield from model.problems_of_parts(strategy, count)
 
-    def divided(self) -> Case:
+    def with_replicas(self) -> Case:
         """Return this case with as many replicas as it takes to divide a model among at most eight
         workers, if its strategy divides a model and the user did not choose replicas.
         """

@@ -119,7 +119,7 @@ def notes(
     for choice in choices:
         counts = sorted(set(cells.loc[cells["strategy"] == choice.name, "num_workers"]))
         needs = {
-            count: Case(constants, Network(FREE), choice, count, 1).divided().held_bytes / 1e9
+            count: Case(constants, Network(FREE), choice, count, 1).with_replicas().held_bytes / 1e9
             for count in counts
         }
         full = {count: need for count, need in needs.items() if need > machine.memory_gb}

@@ -99,7 +99,7 @@ def row_of(case: Case) -> dict[str, Any]:
     low, high = _widened(means, case.log_error)
     whole, slowest = float(steps.step_seconds.sum()), steps.slowest_seconds
     local_batch = float(case.batches.mean())
-    global_batch = case.passes * local_batch * case.groups
+    global_batch = case.passes * local_batch * case.num_groups
     middle = float(np.median(means))
     return {
         "kind": SIMULATED,

@@ -90,15 +90,14 @@ def outcome(card: StrategyConfig, case: Case) -> Outcome:
 
 
 def _then_exchange(
-    case: Case, seconds: Array | float, parts: int = 1, steps_each: int = 1, more: float = 1.0
+    case: Case, seconds: Array, parts: int = 1, steps_each: int = 1, examples_factor: float = 1.0
 ) -> Outcome:
-    """Return the outcome of steps, or rounds of `steps_each` steps, that compute, and exchange for
-    so long while no worker computes. The examples of a pass are divided among `parts` workers.
-    `more` is the factor of the examples.
+    """Return the outcome of steps, or of rounds of `steps_each` steps, that compute, and exchange
+    for so long while no worker computes. The examples of a pass are divided among `parts` workers.
     """
     busy = case.busy(steps_each, parts=parts)
     slowest = busy.max(axis=1)
-    return Outcome(slowest + seconds, slowest, busy.mean(axis=1), steps_each, more)
+    return Outcome(slowest + seconds, slowest, busy.mean(axis=1), steps_each, examples_factor)
 
 
 @outcome.register(SingleConfig)
@@ -150,9 +149,9 @@ def _(card: LocalSGDConfig | DiLoCoConfig, case: Case) -> Outcome:
     """Return the outcome of rounds of local steps with an exchange after each."""
     steps_each = _steps_between(case, card.sync_every)
     examples = case.local_steps(steps_each) * case.batches
-    more = float(examples.mean() / (steps_each * case.batches.mean()))
+    factor = float(examples.mean() / (steps_each * case.batches.mean()))
     case = replace(case, num_steps=max(NUM_DRAWS, -(-case.num_steps // steps_each)))
-    return _then_exchange(case, case.gradient_seconds(), steps_each=steps_each, more=more)
+    return _then_exchange(case, case.gradient_seconds(), 1, steps_each, factor)
 
 
 def _steps_between(case: Case, sync_every: int) -> int:
@@ -241,11 +240,11 @@ def _asynchronous(busy: Array, push: tuple[float, float, float], most_lead: int)
     """
     (on_server, on_worker, latency), (num_steps, num_workers) = push, busy.shape
     ends, steps = np.empty(busy.shape), np.zeros(num_workers, int)
-    pushes = busy[0].copy()  # when each worker pushes next; infinite if that is not known
+    next_pushes = busy[0].copy()  # of each worker; infinite while it waits, and at the end
     pushes_until = answers_until = 0.0
     for _ in range(busy.size):
-        worker = int(pushes.argmin())
-        now, pushes[worker] = float(pushes[worker]), np.inf
+        worker = int(next_pushes.argmin())
+        now, next_pushes[worker] = float(next_pushes[worker]), np.inf
         pushes_until = max(now, pushes_until) + on_server
         pushed = max(pushes_until, now + on_worker) + latency
         answers_until = max(pushed, answers_until) + on_server
@@ -253,8 +252,8 @@ def _asynchronous(busy: Array, push: tuple[float, float, float], most_lead: int)
         ends[steps[worker], worker] = answered
         steps[worker] += 1
         may_go_on = (steps < num_steps) & (steps - most_lead <= steps.min())
-        idle = np.flatnonzero(np.isinf(pushes) & may_go_on)
-        pushes[idle] = answered + busy[steps[idle], idle]
+        idle = np.flatnonzero(np.isinf(next_pushes) & may_go_on)
+        next_pushes[idle] = answered + busy[steps[idle], idle]
     return ends
 
 
