@@ -34,11 +34,11 @@ from bsweep.analysis.simulation.constants import (
     NUM_DRAWS,
     OTHER_WAY,
     Constants,
+    Spread,
     of_study,
 )
 from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
 from bsweep.analysis.simulation.rows import row_of
-from bsweep.analysis.simulation.spread import Spread
 from bsweep.analysis.simulation.strategies import FORWARD_SHARE, Clocks
 
 MEASURED = Path(__file__).parent
@@ -96,8 +96,8 @@ def _known(seconds: float, parameter_bytes: float, **others: object) -> Constant
 
 def _own_links(constants: Constants) -> Network:
     """Return the links that a study's own exchanges had."""
-    assert constants.network, constants.source
-    return Network(constants.network.link)
+    assert constants.link, constants.source
+    return Network(constants.link)
 
 
 def _row(constants: Constants, network: Network, way: str, workers: int, true: float) -> Row:
@@ -108,8 +108,8 @@ def _row(constants: Constants, network: Network, way: str, workers: int, true: f
 
 
 def _case(constants: Constants, network: Network, way: str, workers: int) -> Case:
-    choice = choice_of(way, NO_RUNS).with_replicas(workers, constants)
-    return Case(constants, network, choice, workers, constants.local_batch, divides=False)
+    choice, batch = choice_of(way, NO_RUNS), constants.local_batch
+    return Case(constants, network, choice, workers, batch, divides=False).with_replicas()
 
 
 def _step(constants: Constants, network: Network, way: str, workers: int) -> float:
@@ -305,7 +305,7 @@ def _doubt(name: str) -> float:
             constants = of_study(replace(study, runs=runs), None, whole.parameter_bytes / 4)
         except ValueError:  # its computing was not timed
             continue
-        if constants.network is None or not of["compression"].eq("none").all():
+        if constants.link is None or not of["compression"].eq("none").all():
             continue
         constants = replace(constants, **codecs, **told)  # type: ignore[arg-type]
         for other, select in ways.items():

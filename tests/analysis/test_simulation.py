@@ -19,10 +19,17 @@ import bsweep
 from bsweep import allocation
 from bsweep.allocation import probes
 from bsweep.analysis.prediction.seen_runs import observed
-from bsweep.analysis.simulation import collectives, spread, strategies
+from bsweep.analysis.simulation import network as exchanges
+from bsweep.analysis.simulation import strategies
 from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import choice_of
-from bsweep.analysis.simulation.constants import NUM_DRAWS, OTHER_WAY, Constants, of_study
+from bsweep.analysis.simulation.constants import (
+    NUM_DRAWS,
+    OTHER_WAY,
+    Constants,
+    of_study,
+    spread_of,
+)
 from bsweep.analysis.simulation.machines import machine_of
 from bsweep.analysis.simulation.network import parse_network
 from bsweep.analysis.simulation.rows import row_of
@@ -67,9 +74,9 @@ def steps(text: str, num_workers: int, of: Constants | None = None, **others: An
 def seconds(name: str, num_workers: int, network: str = "1gbit,100us") -> float:
     links, groups = parse_network(network), np.arange(num_workers)[None]
     rounds = {
-        "ring": collectives.ring(groups, BYTES),
-        "tree": collectives.tree(groups, BYTES),
-        "hierarchical": collectives.hierarchical(groups, BYTES, links),
+        "ring": exchanges.ring(groups, BYTES),
+        "tree": exchanges.tree(groups, BYTES),
+        "hierarchical": exchanges.hierarchical(groups, BYTES, links),
     }
     return links.seconds(rounds[name])
 
@@ -362,7 +369,7 @@ def test_steps_differ_within_epochs_and_between_them_as_epochs_say() -> None:
         "run_id": "r", "num_steps": 50, "step_seconds_p50": medians,
         "step_seconds_p95": medians * math.exp(0.1 * 1.645),
     })  # fmt: skip
-    found = spread.of_epochs(epochs)
+    found = spread_of(epochs)
     assert (found.fast, found.slow) == pytest.approx((0.1, 0.2), rel=0.1)
     assert found.stretch == 50
     drawn = np.log(found.draw(2000, 50, rng)).reshape(40, 50, 50)

@@ -20,6 +20,8 @@ class NoCompressionConfig(CodecConfig):
 
     name: Literal["none"]
 
+    summed_share: ClassVar[float | None] = 1.0
+
 
 class FP16Config(CodecConfig):
     """Half precision on the wire."""

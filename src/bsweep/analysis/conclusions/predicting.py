@@ -165,14 +165,13 @@ def on_networks(
         ValueError: If the study has no constants for a simulation, or all networks are left out.
     """
     constants = constants_of.of_study(seen.study, where)
-    constants = constants_of.with_measured(constants, larger.measured_network)
     constants = replace(constants, speeds=larger.speeds or constants.speeds)
     price = larger.price_per_worker_hour
     predictions, warnings, problems = [], list[str](), dict[str, str]()
     for network in larger.networks:
         try:
             step_time, kept, more_warnings = with_simulated(
-                fits.step_time, seen, cells, network, constants
+                fits.step_time, seen, cells, network, constants, larger.measured_network
             )
             simulated = replace(fits, step_time=step_time)
             prediction = predict_from(seen, simulated, objective, kept, price, network)

@@ -18,10 +18,11 @@ from bsweep.analysis.prediction.seen_runs import Observed
 from bsweep.analysis.prediction.step_time import Cell, StepTimeFit
 from bsweep.analysis.simulation import DOUBLINGS, Constants, constant_warnings, links_of
 from bsweep.analysis.simulation.cases import Case
-from bsweep.analysis.simulation.choices import Choice, card_like, choice_of, choice_of_point
+from bsweep.analysis.simulation.choices import Choice, choice_of, choice_of_point
 from bsweep.analysis.simulation.constants import NUM_DRAWS
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.strategies import outcome
+from bsweep.analysis.study.cards import card_like
 from bsweep.analysis.study.frames import LargerClusters
 from bsweep.config.run import RunConfig
 from bsweep.config.values import check_above_zero
@@ -35,8 +36,9 @@ _NONE = (
 
 
 def with_simulated(
-    step_time: StepTimeFit, seen: Observed, grid: Sequence[Key], network: str, constants: Constants
-) -> tuple[StepTimeFit, list[Key], list[str]]:
+    step_time: StepTimeFit, seen: Observed, grid: Sequence[Key], network: str,
+    constants: Constants, measured_network: str | None = None,
+) -> tuple[StepTimeFit, list[Key], list[str]]:  # fmt: skip
     """Return a fit that takes cells on more workers than were timed from a simulation, the cells of
     the grid but for those that bsweep would refuse to train so, and warnings on what is left out
     and what is simulated although nobody measured or gave it.
@@ -47,12 +49,13 @@ def with_simulated(
         grid: The cells of the grid.
         network: The links between workers, in words; see `links_and_codec`.
         constants: The constants of the simulation, from the records of the same runs.
+        measured_network: The links on which the runs were measured, in words, or None.
 
     Raises:
         ValueError: If nothing can be simulated. The message says why, without the network.
     """
     words, codec = links_and_codec(network)
-    links = links_of(constants, words, seen.study.name)
+    links = links_of(constants, words, seen.study.name, measured_network)
     choices = {str(name): _choice(runs, codec) for name, runs in seen.runs.groupby("way")}
     log_seconds: dict[Cell, Array] = {}
     kept: list[Key] = []
@@ -62,10 +65,10 @@ def with_simulated(
         cell = seen.ways[name].cell(batch, workers, passes)
         if name in choices and workers > _most_timed(step_time, cell.form.strategy):
             local = seen.ways[name].local_batch(batch, workers, passes)
-            if problem := choices[name].problem(workers, local, constants):
-                refused.setdefault(name, problem)
-                continue
             case = Case(constants, links, choices[name], workers, local, _NUM_STEPS, passes=passes)
+            if case.problem:
+                refused.setdefault(name, case.problem)
+                continue
             log_seconds[cell] = _log_seconds(step_time, cell, case)
             simulated[name] = choices[name]
         kept.append((batch, workers, passes, name))
@@ -158,9 +161,10 @@ def _problem(config: RunConfig, network: str) -> str:
     for workers in DOUBLINGS[:0:-1]:
         try:
             choice = choice_of_point(config)
-            problem = choice.problem(workers, config.examples_per_pass, constants)
+            case = Case(constants, links, choice, workers, config.examples_per_pass, NUM_DRAWS)
+            problem = case.problem
             if not problem:
-                outcome(choice.strategy, Case(constants, links, choice, workers, 1.0, NUM_DRAWS))
+                outcome(choice.strategy, case)
                 return ""
         except ValueError as error:
             problem = error.args[0]

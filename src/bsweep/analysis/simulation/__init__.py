@@ -1,10 +1,9 @@
 """The simulation of clusters that are larger than what was measured: how long a training step takes
 with each strategy, on so many workers and such a network.
 
-A simulation has constants (`constants`, `machines`), links (`network`), exchanges as their messages
-(`collectives`), strategies as a user names them (`choices`) on a number of workers (`cases`), and
-the seconds of their steps (`strategies`, `servers`). `simulate` makes a table of them
-(`rows`).
+A simulation has constants (`constants`, `machines`), links and exchanges over them (`network`),
+strategies as a user names them (`choices`) on a number of workers (`cases`), and the seconds of
+their steps (`strategies`). `simulate` makes a table of them (`rows`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from bsweep.analysis.prediction.ways import PARAMETER_BYTES
 from bsweep.analysis.simulation import constants as constants_of
 from bsweep.analysis.simulation import machines, rows
 from bsweep.analysis.simulation.cases import Case
-from bsweep.analysis.simulation.choices import Choice, choice_of, choices_of
+from bsweep.analysis.simulation.choices import Choice, choices_of
 from bsweep.analysis.simulation.constants import Constants
 from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.analysis.simulation.rows import Simulation
@@ -99,7 +98,7 @@ def simulate(
     vendor = None if machine is None else machines.machine_of(machine)
     constants = _source(study, where, parameters, probe, vendor, flops_per_example, local_batch)
     constants = replace(
-        constants_of.with_measured(constants, measured_network),
+        constants,
         example_bytes=constants.example_bytes if example_bytes is None else example_bytes,
         speeds=tuple(speeds) or constants.speeds,
         memories=tuple(memories) or constants.memories,
@@ -107,11 +106,11 @@ def simulate(
     )
     links = _links(network, measured_network, constants, vendor, study)
     choices = choices_of(strategies, study.runs if study else pd.DataFrame())
-    alone, batch = choice_of("single", pd.DataFrame()), local_batch or constants.local_batch
-    one_worker = Case(constants, Network(FREE), alone, 1, batch, divides=False)
-    simulated, left_out = _simulated(one_worker, choices, workers, global_batch, links)
-    batch = global_batch or batch
-    table = rows.compared(simulated, choices, one_worker, batch, price_per_worker_hour)
+    batch = local_batch or constants.local_batch
+    simulated, left_out = _simulated(constants, choices, workers, batch, global_batch, links)
+    measured = rows.measured_rows(constants, choices, simulated)
+    table = pd.DataFrame([*simulated, *measured])
+    table = rows.compared(table, constants, global_batch or batch, price_per_worker_hour)
     notes = [*_notes(constants, choices, links.values(), table), *left_out, *rows.knees(table)]
     return Simulation(table, (*notes, *machines.notes(vendor, constants, choices, table)))
 
@@ -129,18 +128,21 @@ def _links(
     if network is None:
         network = (vendor.link if vendor else "") or "measured"
     networks = [network] if isinstance(network, str) else network
-    if measured_network and (constants.network is None or {*networks} == {"measured"}):
+    if measured_network and (constants.link is None or {*networks} == {"measured"}):
         raise ValueError(
             f"--measured-network {measured_network} tells nothing here: it is for a study whose "
             "exchanges were timed, with another network to simulate, as in --network 25gbit,10us."
         )
     name = study.name if study else "the constants' source"
-    return {text: machines.within(links_of(constants, text, name), vendor) for text in networks}
+    return {
+        text: machines.within(links_of(constants, text, name, measured_network), vendor)
+        for text in networks
+    }
 
 
 def _simulated(
-    one_worker: Case, choices: Sequence[Choice], workers: int | str | Sequence[int],
-    global_batch: int | None, links: Mapping[str, Network],
+    constants: Constants, choices: Sequence[Choice], workers: int | str | Sequence[int],
+    local_batch: int, global_batch: int | None, links: Mapping[str, Network],
 ) -> tuple[list[dict[str, Any]], list[str]]:  # fmt: skip
     """Return a row for each strategy on each number of workers that bsweep can train so, with each
     of the links, and sentences about the numbers that are left out.
@@ -154,8 +156,9 @@ def _simulated(
     for choice in choices:
         refused = {}
         for count in worker_counts:
+            case = Case(constants, Network(FREE), choice, count, local_batch, divides=False)
             try:
-                case = _case(one_worker, choice, count, global_batch)
+                case = _checked(case.with_replicas(), global_batch)
                 simulated += [
                     {"network": text, **rows.row_of(replace(case, network=network))}
                     for text, network in links.items()
@@ -171,26 +174,23 @@ def _simulated(
     return simulated, notes
 
 
-def _case(one_worker: Case, choice: Choice, count: int, global_batch: int | None) -> Case:
-    """Return the case of a strategy on a number of workers, which divide the global batch, if there
-    is one.
+def _checked(case: Case, global_batch: int | None) -> Case:
+    """Return a case whose workers divide the global batch, if there is one.
 
     Raises:
         ValueError: If workers cannot train so.
     """
-    divided = choice.with_replicas(count, one_worker.constants)
-    case = replace(one_worker, choice=divided, num_workers=count, divides=bool(global_batch))
     if global_batch:
-        groups = divided.strategy.data_parallel_size(count)
-        is_uneven = global_batch % groups and not divided.allocation.shares_batches
+        groups = case.num_groups
+        is_uneven = global_batch % groups and not case.choice.allocation.shares_batches
         if is_uneven or global_batch < groups:
             raise ValueError(
                 f"--global-batch {global_batch} cannot be divided by {groups}. Choose a multiple, "
                 f"such as {max(1, global_batch // groups) * groups}."
             )
-        case = replace(case, local_batch=global_batch / groups)
-    if problem := divided.problem(count, case.local_batch, case.constants):
-        raise ValueError(problem)
+        case = replace(case, local_batch=global_batch / groups, divides=True)
+    if case.problem:
+        raise ValueError(case.problem)
     _ = case.batches  # which memories may not hold
     return case
 
@@ -226,13 +226,17 @@ def _source(
     return machines.of_machine(vendor, flops_per_example, num_bytes, local_batch or 32)
 
 
-def links_of(constants: Constants, network: str, name: str) -> Network:
+def links_of(
+    constants: Constants, network: str, name: str, measured_network: str | None = None
+) -> Network:
     """Return the links that are simulated, with what hosts need beside them.
 
     Args:
         constants: The constants.
         network: Words as `parse_network` takes them, or `measured`.
         name: The name of the source of the constants, for messages.
+        measured_network: The words for the links on which the study was measured. What its
+            exchanges took beyond them is the hosts'. None: nothing is.
 
     Returns:
         The links.
@@ -240,20 +244,23 @@ def links_of(constants: Constants, network: str, name: str) -> Network:
     Raises:
         ValueError: If a word is unknown, or nothing was measured.
     """
-    measured = constants.network
-    if network != "measured":
-        host = measured or Network(FREE)
-        return replace(
-            parse_network(network),
-            message_seconds=host.message_seconds,
-            byte_seconds=host.byte_seconds,
-        )
-    if measured is None:
-        raise ValueError(
-            f"{name} has no exchange that was timed: describe the links with --network, as in "
-            "--network 25gbit,10us."
-        )
-    return Network(measured.link)
+    measured = constants.link
+    if network == "measured":
+        if measured is None:
+            raise ValueError(
+                f"{name} has no exchange that was timed: describe the links with --network, as in "
+                "--network 25gbit,10us."
+            )
+        return Network(measured)
+    links = parse_network(network)
+    if measured is None or measured_network is None:
+        return links
+    wire = parse_network(measured_network, "--measured-network").link
+    return replace(
+        links,
+        message_seconds=max(0.0, measured.latency_seconds - wire.latency_seconds),
+        byte_seconds=max(0.0, 1 / measured.bytes_per_second - 1 / wire.bytes_per_second),
+    )
 
 
 def _notes(
@@ -263,7 +270,7 @@ def _notes(
     has_measured = table["kind"].eq(rows.MEASURED).any()
     rows_simulated = "All rows but the measured ones" if has_measured else "All rows"
     yield f"Computing: {constants.source}. {rows_simulated} are simulated."
-    if constants.network is None:
+    if constants.link is None:
         yield "No exchange was measured: links are as described, and hosts cost nothing."
     for warning in constant_warnings(constants, choices, networks):
         yield warning[0].upper() + warning[1:]
@@ -285,6 +292,8 @@ def constant_warnings(
         networks: The links.
     """
     strategies = [choice.strategy for choice in choices]
+    cuts_model = any(card.can.cuts_model for card in strategies)
+    sends_activations = cuts_model or any(card.can.splits_layers for card in strategies)
     if latencies := dict.fromkeys(text for network in networks for text in network.published):
         yield (
             "latencies that --network does not give are published, not measured: "
@@ -295,12 +304,9 @@ def constant_warnings(
             "the sizes of the layers are not known: servers that hold whole layers are taken to "
             "hold equal parts of the model."
         )
-    cuts_model = any(card.can.cuts_model for card in strategies)
-    if not constants.pieces and cuts_model:
+    if cuts_model and not constants.pieces:
         yield "the pieces of the model are not known: it is cut into any number of stages."
-    if not constants.example_bytes and (
-        cuts_model or any(card.can.splits_layers for card in strategies)
-    ):
+    if sends_activations and not constants.example_bytes:
         yield (
             "the size of activations is not known: what tensor and pipeline workers send of them "
             "takes no time here."

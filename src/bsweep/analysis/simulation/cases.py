@@ -4,17 +4,18 @@ how long an exchange takes them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 
 import numpy as np
 
-from bsweep.analysis.simulation import collectives
 from bsweep.analysis.simulation.choices import Choice
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
-from bsweep.analysis.simulation.network import Array, Network, Numbers, Round
+from bsweep.analysis.simulation.network import Array, Network, Numbers, Round, all_reduce, gather
 from bsweep.config import uneven
+from bsweep.config.rules import problems_of_cards
 from bsweep.core.words import counted
 
 
@@ -40,6 +41,64 @@ class Case:
     def draw_of_step(self) -> Numbers:
         """The number of the draw of the constants in each step."""
         return np.asarray(np.arange(self.num_steps) * NUM_DRAWS // self.num_steps, np.int64)
+
+    @property
+    def num_groups(self) -> int:
+        """The number of workers, or of groups of them, that each take a part of every batch."""
+        return int(self.choice.strategy.data_parallel_size(self.num_workers))
+
+    @cached_property
+    def problem(self) -> str:
+        """The first message with which bsweep would refuse such a run, or an empty text. Settings
+        that no simulation has, such as the precision, fit the strategy.
+        """
+        batch = max(1, round(self.local_batch))
+        config = replace(
+            self.choice.config, num_workers=self.num_workers, local_batch=batch, global_batch=None
+        )
+        card_problems = problems_of_cards(config, ("strategy", "compression", "allocation"))
+        return next(chain(self._problems_of_division(), card_problems), "")
+
+    def _problems_of_division(self) -> Iterator[str]:
+        """Yield the messages with which bsweep would refuse to divide the model among so many
+        workers, as far as the model's pieces, layers and heads are known.
+        """
+        strategy, constants, count = self.choice.strategy, self.constants, self.num_workers
+        if problems := list(strategy.problems_of_workers(count)):
+            yield from problems
+            return  # there is no number of parts
+        if constants.pieces:
+            yield from strategy.problems_of_pieces(constants.pieces, count)
+        if layers := len(constants.layer_shares):
+            yield from strategy.problems_of_layers(layers, strategy.num_shards(count))
+        if (model := self.choice.config.model) is not None:
+            yield from model.problems_of_parts(strategy, count)
+
+    def with_replicas(self) -> Case:
+        """Return this case with as many replicas as it takes to divide a model among at most eight
+        workers, if its strategy divides a model and the user did not choose replicas.
+        """
+        choice = self.choice
+        if getattr(choice.strategy, "replicas", 0) == 1 and ":replicas=" not in choice.name:
+            for parts in (parts for parts in (8, 4, 2) if self.num_workers % parts == 0):
+                strategy = replace(choice.strategy, replicas=self.num_workers // parts)
+                config = replace(choice.config, strategy=strategy)
+                divided = replace(self, choice=replace(choice, config=config))
+                if not any(divided._problems_of_division()):
+                    return divided
+        return self
+
+    @property
+    def held_bytes(self) -> float:
+        """The bytes of the parameters, the gradients, the optimizer's state and the strategy's
+        copies of a worker.
+        """
+        strategy, optimizer = self.choice.strategy, self.choice.config.optimizer
+        parameters, gradients, state = strategy.parts_held(self.num_workers)
+        # What DeepSpeed holds beside is of a worker's own part, as the optimizer's state is.
+        beside = strategy.vectors_held + (optimizer.vectors_of_state or 0)
+        copies = 1 / parameters + 1 / gradients + beside / state
+        return float(copies * self.constants.parameter_bytes)
 
     @property
     def log_error(self) -> float:
@@ -98,7 +157,7 @@ class Case:
                 "--machine or --probe."
             )
         memory = np.resize(np.array(constants.memories), self.num_workers)
-        held = self.choice.held_bytes(self.num_workers, constants) / 1e9
+        held = self.held_bytes / 1e9
         left = memory - held
         if left.min() <= 0:
             raise ValueError(
@@ -153,18 +212,15 @@ class Case:
             return np.array(uneven.by_seconds(seconds, steps_each), np.int64)
         return np.full(self.num_workers, steps_each)
 
-    def busy(
-        self, draws: Numbers, steps_each: int = 1, microbatches: int = 1, parts: int = 1
-    ) -> Array:
-        """Return the seconds that each worker computes, shape (rounds, workers).
+    def busy(self, steps_each: int = 1, microbatches: int = 1, parts: int = 1) -> Array:
+        """Return the seconds that each worker computes, shape (steps, workers).
 
         Args:
-            draws: The number of the draw of the constants, for each round.
-            steps_each: The steps in a round.
+            steps_each: The optimizer steps in what counts as a step here, a round.
             microbatches: The micro-batches of a pass. Each costs what a pass costs.
             parts: The workers that divide the examples of a pass, but not what a pass costs.
         """
-        rng = np.random.default_rng([0, steps_each])
+        rng, draws = np.random.default_rng([0, steps_each]), self.draw_of_step
         steps, spread = self.local_steps(steps_each), self.constants.spread
         if steps.max() > 1:
             workers, sums = np.arange(self.num_workers), []
@@ -178,10 +234,10 @@ class Case:
         each = self.passes / parts * self.constants.example_seconds[draws]
         return np.asarray(relative * (fixed[:, None] + np.outer(each, self.batches)) / self.speeds)
 
-    def exchange(self, rounds: Sequence[Round], draws: Numbers | None = None) -> Array:
+    def exchange(self, rounds: Sequence[Round]) -> Array:
         """Return the seconds of rounds of messages in each step."""
-        draws = self.draw_of_step if draws is None else draws
-        return np.asarray(self.network.seconds(rounds) * self.constants.exchange_factors[draws])
+        factors = self.constants.exchange_factors[self.draw_of_step]
+        return np.asarray(self.network.seconds(rounds) * factors)
 
     @property
     def everyone(self) -> Numbers:
@@ -191,33 +247,27 @@ class Case:
     def all_reduce(self, num_bytes: float, groups: Numbers | None = None) -> list[Round]:
         """Return the rounds of the strategy's all-reduce in groups of workers, one in each row."""
         groups = self.everyone if groups is None else groups
-        if groups.shape[1] < 2:
-            return []
         algorithm = getattr(self.choice.strategy, "algorithm", "native")
-        if algorithm == "tree":
-            return collectives.tree(groups, num_bytes)
-        if algorithm != "ring" and self.constants.is_gpu:
-            return collectives.native(groups, num_bytes, self.network)
-        return collectives.ring(groups, num_bytes)
+        return all_reduce(groups, num_bytes, self.network, algorithm, self.constants.is_gpu)
 
-    def gradient(self) -> tuple[list[Round], float]:
-        """Return the rounds that sum the gradient of all workers by the codec, and the seconds of
-        the codec.
+    def gradient_seconds(self) -> Array:
+        """Return the seconds in each step of the codec, and of the exchange that sums the gradient
+        of all workers by it.
         """
         codec, constants = self.choice.config.compression, self.constants
-        if not codec.builds:
-            return self.all_reduce(constants.parameter_bytes), 0.0
-        seconds = constants.codec_seconds.get(codec.name, 0.0)
-        if (share := codec.payload_share(1_000)) is not None:
-            payload = share * constants.parameter_bytes * self.num_workers
-            return collectives.gather(self.everyone, payload), seconds
+        payload_share = codec.payload_share(1_000)
         share = codec.summed_share or constants.codec_shares.get(codec.name)
-        if share is None:
+        if payload_share is not None:
+            payload = payload_share * constants.parameter_bytes * self.num_workers
+            rounds = gather(self.everyone, payload)
+        elif share is not None:
+            rounds = self.all_reduce(share * constants.parameter_bytes)
+        else:
             raise ValueError(
                 f"what compression={codec.name} sends depends on the model. Simulate from a study "
                 "that has runs with it, and others without."
             )
-        return self.all_reduce(share * constants.parameter_bytes), seconds
+        return self.exchange(rounds) + constants.codec_seconds.get(codec.name, 0.0)
 
 
 @lru_cache(maxsize=16)  # which serves all cells with one strategy

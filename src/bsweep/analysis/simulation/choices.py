@@ -6,21 +6,16 @@ Settings that are not given are those of the study's runs with this strategy, or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import chain
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from bsweep.analysis.simulation.constants import Constants
-from bsweep.analysis.study.cards import OWN_CODE, settings_of_runs
-from bsweep.config.card import Card
-from bsweep.config.parsing import validate
-from bsweep.config.rules import problems_of_cards
-from bsweep.config.run import RunConfig, cards_by_name
+from bsweep.analysis.study.cards import OWN_CODE, card_like, class_of, settings_of_runs
+from bsweep.config.run import RunConfig
 from bsweep.config.values import did_you_mean
 
 _SHORT = {"by_speed": "steps_by_speed"}  # as in conf/allocation
@@ -29,17 +24,14 @@ _OPTIMIZER = "adamw"  # of runs whose optimizer is not known
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A strategy that a user has named, with its codec and its allocation.
+    """A strategy in the words of a user, with its codec and its allocation.
 
-    `config` has their cards and that of the optimizer, which some strategies refuse; its other
-    values are of no account. `has_replicas` tells a user's choice of replicas from the strategy's
-    default. `model` is the card of the runs' model, if their settings tell it.
+    `config` has their cards and that of the optimizer, which some strategies refuse, and
+    that of the model, or None if it is not known. Its other values are of no account.
     """
 
     name: str
     config: RunConfig
-    has_replicas: bool = False
-    model: Any = None
 
     @property
     def strategy(self) -> Any:
@@ -63,58 +55,6 @@ class Choice:
             [all(run[key] == getattr(self.strategy, key) for key in keys) for run in rows], bool
         )
         return runs[has_settings & (runs["compression"] == self.config.compression.name)]
-
-    def problem(self, num_workers: int, local_batch: float, constants: Constants) -> str:
-        """Return the first message with which bsweep would refuse such a run, or an empty text.
-        Settings that no simulation has, such as the precision, fit the strategy.
-        """
-        config = replace(
-            self.config,
-            num_workers=num_workers,
-            local_batch=max(1, round(local_batch)),
-            global_batch=None,
-        )
-        division_problems = self._problems_of_division(num_workers, constants)
-        card_problems = problems_of_cards(config, ("strategy", "compression", "allocation"))
-        return next(chain(division_problems, card_problems), "")
-
-    def _problems_of_division(self, num_workers: int, constants: Constants) -> Iterator[str]:
-        """Yield the messages with which bsweep would refuse to divide the model among so many
-        workers, as far as the model's pieces, layers and heads are known.
-        """
-        strategy = self.strategy
-        if problems := list(strategy.problems_of_workers(num_workers)):
-            yield from problems
-            return  # there is no number of parts
-        if constants.pieces:
-            yield from strategy.problems_of_pieces(constants.pieces, num_workers)
-        if constants.layer_shares:
-            num_shards = strategy.num_shards(num_workers)
-            yield from strategy.problems_of_layers(len(constants.layer_shares), num_shards)
-        if self.model is not None:
-            yield from self.model.problems_of_parts(strategy, num_workers)
-
-    def with_replicas(self, num_workers: int, constants: Constants) -> Choice:
-        """Return this choice with as many replicas as it takes to divide a model among at most
-        eight workers, if its strategy divides a model and the user did not choose replicas.
-        """
-        if hasattr(self.strategy, "replicas") and not self.has_replicas:
-            for parts in (parts for parts in (8, 4, 2) if num_workers % parts == 0):
-                strategy = replace(self.strategy, replicas=num_workers // parts)
-                divided = replace(self, config=replace(self.config, strategy=strategy))
-                if not any(divided._problems_of_division(num_workers, constants)):
-                    return divided
-        return self
-
-    def held_bytes(self, num_workers: int, constants: Constants) -> float:
-        """Return the bytes of the parameters, the gradients, the optimizer's state and the
-        strategy's copies of a worker.
-        """
-        parameters, gradients, state = self.strategy.parts_held(num_workers)
-        # What DeepSpeed holds beside is of a worker's own part, as the optimizer's state is.
-        beside = self.strategy.vectors_held + (self.config.optimizer.vectors_of_state or 0)
-        copies = 1 / parameters + 1 / gradients + beside / state
-        return float(copies * constants.parameter_bytes)
 
 
 def choices_of(strategies: str | Sequence[str], runs: pd.DataFrame) -> list[Choice]:
@@ -153,7 +93,7 @@ def choice_of(word: str, runs: pd.DataFrame, codec: str = "none") -> Choice:
         ValueError: If a name, a key or a value is wrong. The message names no option of a command.
     """
     strategy, *pairs = word.split(":")
-    keys = [key.name for key in fields(_class_of("strategy", strategy))]
+    keys = [key.name for key in fields(class_of("strategy", strategy))]
     given = dict(map(_key_and_value, pairs))
     codec = str(given.pop("compression", codec))
     allocation = str(given.pop("allocation", "uniform"))
@@ -169,9 +109,9 @@ def choice_of(word: str, runs: pd.DataFrame, codec: str = "none") -> Choice:
         allocation=card_like("allocation", _SHORT.get(allocation, allocation)),
         optimizer=card_like("optimizer", optimizer),
         launch=card_like("launch", "horovodrun" if card.can.uses_horovod else "torchrun"),
+        model=_model(runs),
     )
-    has_replicas = getattr(card, "replicas", 1) != 1 or "replicas" in given
-    return Choice(word, config, has_replicas, _model(runs))
+    return Choice(word, config)
 
 
 def choice_of_point(config: RunConfig) -> Choice:
@@ -181,38 +121,8 @@ def choice_of_point(config: RunConfig) -> Choice:
         ValueError: If bsweep does not know their code.
     """
     for group in ("strategy", "compression"):
-        _class_of(group, getattr(config, group).name)
-    return Choice(str(config.strategy.name), config, model=config.model)
-
-
-def card_like(
-    group: str,
-    name: str,
-    runs: pd.DataFrame | None = None,
-    given: Mapping[str, Any] | None = None,
-) -> Any:
-    """Return the card of a variant. Unlike `cards.card_of`, which takes the settings of one run, it
-    has the defaults of settings that are not known.
-
-    Args:
-        group: The group, such as `compression`.
-        name: The name of the variant.
-        runs: Runs of a study. If all with the variant share a setting, the card has it, too.
-        given: Settings that a user has given. All others have their defaults.
-
-    Raises:
-        ValueError: If there is no such variant, bsweep does not know its code, or a value is wrong.
-    """
-    kind, settings = _class_of(group, name), {"name": name}
-    if runs is not None and group in runs:
-        first, *others = settings_of_runs(kind, runs[runs[group] == name], group) or [{}]
-        settings |= {
-            key: value
-            for key, value in first.items()
-            if value is not None and all(run[key] == value for run in others)
-        }
-    values = {**asdict(RunConfig()), group: {**settings, **(given or {})}}
-    return getattr(validate(values), group)
+        class_of(group, getattr(config, group).name)
+    return Choice(str(config.strategy.name), config)
 
 
 def _key_and_value(pair: str) -> tuple[str, Any]:
@@ -227,33 +137,12 @@ def _key_and_value(pair: str) -> tuple[str, Any]:
 
 def _model(runs: pd.DataFrame) -> Any:
     """Return the card of the runs' model; None if its settings are not known."""
-    if not (name := _only(runs, "model")):
-        return None
-    try:
-        return card_like("model", name, runs)
-    except (ValueError, OSError):
-        return None
+    with suppress(ValueError, OSError):
+        return card_like("model", _only(runs, "model"), runs)
+    return None
 
 
 def _only(runs: pd.DataFrame, group: str) -> str:
     """Return the name of the one variant of a group that runs have; empty if there is none."""
     known = runs.get(group, pd.Series(dtype=object)).dropna().unique()
     return str(known[0]) if len(known) == 1 and known[0] not in OWN_CODE else ""
-
-
-def _class_of(group: str, name: str) -> type[Card]:
-    """Return the class of a variant's card.
-
-    Raises:
-        ValueError: If there is no such variant, or bsweep does not know its code.
-    """
-    known = [name for name in cards_by_name(group) if name not in OWN_CODE]
-    if name in OWN_CODE:
-        raise ValueError(
-            f"{group}={name} has code that bsweep does not know, so it is not simulated. Choose "
-            f"another {group}: {', '.join(known)}."
-        )
-    if (card := cards_by_name(group).get(name)) is None:
-        near = did_you_mean(name, known)
-        raise ValueError(f"{group}={name} is unknown.{near} Known: {', '.join(known)}.")
-    return card

@@ -8,7 +8,7 @@ of a machine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,16 @@ from scipy.special import ndtri
 
 from bsweep.analysis.cell_tables.means import ring_bytes, run_steps
 from bsweep.analysis.prediction.comparable_runs import selected
+from bsweep.analysis.prediction.critical_batch import P95
 from bsweep.analysis.prediction.probed_steps import probe_timings, read_probe
 from bsweep.analysis.prediction.step_time import Cell, Timing, fit_step_time
 from bsweep.analysis.prediction.ways import PARAMETER_BYTES, passes_of, ways_of
-from bsweep.analysis.simulation import spread
-from bsweep.analysis.simulation.network import Array, Link, Network, parse_network
-from bsweep.analysis.simulation.spread import Spread
+from bsweep.analysis.simulation.network import Array, Link
 from bsweep.analysis.study.cards import capabilities_of
 from bsweep.analysis.study.frames import Study
 from bsweep.core.words import counted
 from bsweep.runlog.files import RunPaths
-from bsweep.runlog.reading import read_records
+from bsweep.runlog.reading import starts
 
 NUM_DRAWS = 20
 """The number of draws of the constants. Each simulates its part of the steps."""
@@ -48,6 +47,8 @@ BEYOND = 0.09
 measured: the standard deviation of the logarithm of its seconds, which grows with the square root
 of the doublings. `beyond` in `simulate_truth.py` finds it in `results/measured/clusters`.
 """
+_STRETCH = 20  # steps of a stretch, if not measured
+_MOST_SPREAD = 1.0  # of logarithms: few disturbed steps must not make all steps wild
 _SAME = ("model", "data", "hardware", "device", "precision")
 # The columns of runs by which simulated steps are compared with measured ones.
 _MEASURED = [
@@ -58,6 +59,47 @@ NORMAL = np.round(ndtri((np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS), 2)
 """The middles of as many equally likely parts of a normal distribution, so that few draws have its
 quantiles.
 """
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The relative seconds of the steps of one worker, whose mean is 1.
+
+    Steps differ log-normally. `fast` and `slow` are standard deviations of logarithms, between
+    steps and between stretches of `stretch` steps, such as epochs.
+    """
+
+    fast: float = 0.0
+    slow: float = 0.0
+    stretch: int = _STRETCH
+
+    def draw(self, num_steps: int, num_workers: int, rng: np.random.Generator) -> Array:
+        """Return the relative seconds of steps, shape (steps, workers). Workers are independent."""
+        count = -(-num_steps // self.stretch)  # stretches, rounded up
+        steps = np.exp(self.fast * rng.standard_normal((num_steps, num_workers)) - self.fast**2 / 2)
+        if self.slow:
+            logs = self.slow * rng.standard_normal((count, num_workers)) - self.slow**2 / 2
+            steps *= np.repeat(np.exp(logs), self.stretch, axis=0)[:num_steps]
+        return np.asarray(steps)
+
+
+def spread_of(epochs: pd.DataFrame) -> Spread:
+    """Return the spread of steps by the medians and 95th percentiles of runs' epochs.
+
+    Args:
+        epochs: Rows with `run_id`, `num_steps`, `step_seconds_p50` and `step_seconds_p95`.
+    """
+    timed = epochs[(epochs["step_seconds_p50"] > 0) & (epochs["num_steps"] > 2)]
+    if timed.empty:
+        return Spread()
+    ratio = np.log((timed["step_seconds_p95"] / timed["step_seconds_p50"]).clip(lower=1))
+    logs = np.log(timed["step_seconds_p50"])
+    within = logs - logs.groupby(timed["run_id"]).transform("mean")
+    freedom = len(within) - timed["run_id"].nunique()
+    slow = float(np.sqrt((within**2).sum() / freedom)) if freedom > 0 else 0.0
+    fast = float(np.median(ratio)) / P95
+    stretch = max(1, int(timed["num_steps"].median()))
+    return Spread(min(fast, _MOST_SPREAD), min(slow, _MOST_SPREAD), stretch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +119,11 @@ class Constants:
     spread: Spread = field(default_factory=Spread)
     example_bytes: float = 0.0
     exchange_factors: Array = field(default_factory=lambda: exchange_factors())
-    network: Network | None = None  # as measured, between the workers of the study
+    link: Link | None = None  # as measured, between the workers of the study
     other_way: float = OTHER_WAY  # for exchanges that were not measured
     beyond: float = BEYOND  # for each doubling of the measured workers
-    codec_seconds: Mapping[str, float] = field(default_factory=dict)  # of a step
-    codec_shares: Mapping[str, float] = field(default_factory=dict)  # of the gradient's bytes
+    codec_seconds: Mapping[Any, float] = field(default_factory=dict)  # of a step
+    codec_shares: Mapping[Any, float] = field(default_factory=dict)  # of the gradient's bytes
     speeds: tuple[float, ...] = (1.0,)  # of workers, again and again
     memories: tuple[float, ...] = ()  # in GB, of workers, again and again; empty: unknown
     largest_batches: tuple[int, ...] = ()  # that workers hold, as probed; empty: unknown
@@ -123,24 +165,26 @@ def of_study(
             )
     steps = _steps(study, runs)
     timed = _timed(study, steps)
-    cells = timed[["local_batch", "passes", "compute_seconds"]].itertuples(index=False)
+    facts = zip(timed["local_batch"], passes_of(timed), timed["compute_seconds"], strict=True)
     timings = [
-        Timing(Cell(batch, 1, int(passes)), seconds, "compute") for batch, passes, seconds in cells
+        Timing(Cell(batch, 1, int(passes)), seconds, "compute") for batch, passes, seconds in facts
     ]
     threads = timed["threads"].dropna()
-    network, factors = _measured_network(steps)
-    medians = steps.dropna(subset="codec_seconds").groupby("compression")["codec_seconds"].median()
+    alone = timed[timed["num_workers"] == 1]
+    spread_runs = (alone if len(alone) else timed)["run_id"]
+    link, factors = _measured_link(steps)
+    codec_seconds = steps.groupby("compression")["codec_seconds_of_step"].median().dropna()
     return Constants(
         **_fitted(timings),
         parameter_bytes=(parameters or 0) * PARAMETER_BYTES or _parameter_bytes(study, steps),
         local_batch=int(runs["local_batch"].mode()[0]),
         source=f"measured in {study.name}"
         + (f", workers with {counted(int(threads.iloc[0]), 'thread')}" if len(threads) else ""),
-        spread=_spread(study, timed),
+        spread=spread_of(study.epochs[study.epochs["run_id"].isin(spread_runs)]),
         example_bytes=max(way.example_bytes for way in ways_of(study, runs)[1].values()),
-        network=network,
+        link=link,
         exchange_factors=factors,
-        codec_seconds={str(codec): float(seconds) for codec, seconds in medians.items()},
+        codec_seconds=codec_seconds.to_dict(),
         codec_shares=_codec_shares(steps),
         is_gpu=not runs["device"].eq("cpu").all(),
         precision=str(runs["precision"].iloc[0]),
@@ -155,15 +199,14 @@ def _model_facts(study: Study, runs: pd.DataFrame) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {}
     for run_id in runs["run_id"].head(_MOST_READ):
-        records = read_records(RunPaths(study.folder / run_id).metrics)[0]
-        start = next((record for record in records if record["type"] == "start"), {})
-        if sizes := start.get("layer_parameters"):
-            facts["layer_shares"] = tuple(size / sum(sizes) for size in sizes)
-        if number := start.get("num_blocks"):
-            facts["num_blocks"] = number
-        stages = start.get("stages") or ()
-        if pieces := start.get("pieces") or [name for stage in stages for name in stage]:
-            facts["pieces"] = tuple(pieces)
+        for start in starts(RunPaths(study.folder / run_id).metrics)[:1]:
+            if sizes := start.get("layer_parameters"):
+                facts["layer_shares"] = tuple(size / sum(sizes) for size in sizes)
+            if number := start.get("num_blocks"):
+                facts["num_blocks"] = number
+            stages = start.get("stages") or ()
+            if pieces := start.get("pieces") or [name for stage in stages for name in stage]:
+                facts["pieces"] = tuple(pieces)
     return facts
 
 
@@ -221,13 +264,6 @@ def _fitted(timings: list[Timing]) -> dict[str, Any]:
     }
 
 
-def _spread(study: Study, timed: pd.DataFrame) -> Spread:
-    """Return how steps of a lone worker differ, or of any if none was alone."""
-    alone = timed[timed["num_workers"] == 1]
-    chosen = alone if len(alone) else timed
-    return spread.of_epochs(study.epochs[study.epochs["run_id"].isin(chosen["run_id"])])
-
-
 def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each run with the seconds of its steps and of their parts, the bytes that a
     worker sent in a step, and the messages that followed one another.
@@ -241,16 +277,10 @@ def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
         [not can.splits_model and can.exchanges_in_passes is False for can in capabilities_of(runs)]
     )
     is_known = (is_alone | is_plain) & table["local_batches"].fillna("").eq("")
-    step_seconds, codec_seconds = table["total_seconds_of_step"], table["codec_seconds_of_step"]
-    without_exchange = step_seconds - codec_seconds.fillna(0)
-    return table.assign(
-        passes=passes_of(table),
-        step_seconds=step_seconds,
-        compute_seconds=table["compute_seconds_of_step"]
-        .mask(is_alone, without_exchange)
-        .where(is_known),
-        codec_seconds=codec_seconds,
-    )
+    seconds = table["total_seconds_of_step"]
+    of_lone = seconds - table["codec_seconds_of_step"].fillna(0)
+    computing = table["compute_seconds_of_step"].mask(is_alone, of_lone).where(is_known)
+    return table.assign(step_seconds=seconds, compute_seconds=computing)
 
 
 def _parameter_bytes(study: Study, steps: pd.DataFrame) -> float:
@@ -269,8 +299,8 @@ def _parameter_bytes(study: Study, steps: pd.DataFrame) -> float:
     return float((rings["sent_bytes_of_step"] / each).median()) * PARAMETER_BYTES
 
 
-def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
-    """Return the network on which a study exchanged, and by how much exchanges differ from it.
+def _measured_link(steps: pd.DataFrame) -> tuple[Link | None, Array]:
+    """Return the links on which a study exchanged, and by how much exchanges differ from them.
 
     The seconds of an exchange are fitted as a latency for each message and seconds for each byte.
     """
@@ -292,9 +322,7 @@ def _measured_network(steps: pd.DataFrame) -> tuple[Network | None, Array]:
     off = np.log(seconds / (columns @ [latency, byte_seconds]))
     # Few runs tell little of what the model of an exchange misses.
     spread_of_logs = np.sqrt((off @ off + _FEW * _MISSED**2) / (len(off) + _FEW))
-    return Network(Link(1 / byte_seconds, float(latency))), exchange_factors(
-        min(spread_of_logs, 0.5)
-    )
+    return Link(1 / byte_seconds, float(latency)), exchange_factors(min(spread_of_logs, 0.5))
 
 
 def exchange_factors(spread_of_logs: float = _UNSURE) -> Array:
@@ -302,7 +330,7 @@ def exchange_factors(spread_of_logs: float = _UNSURE) -> Array:
     return np.exp(spread_of_logs * np.random.default_rng(2).permutation(NORMAL))
 
 
-def _codec_shares(steps: pd.DataFrame) -> dict[str, float]:
+def _codec_shares(steps: pd.DataFrame) -> dict[Any, float]:
     """Return for each codec what a worker sent of the bytes that it sends without one, of runs with
     equally many workers.
     """
@@ -310,24 +338,4 @@ def _codec_shares(steps: pd.DataFrame) -> dict[str, float]:
     sent = groups["sent_bytes_of_step"].median().unstack()
     if "none" not in sent:
         return {}
-    shares = sent.div(sent["none"], axis="index").median().dropna()
-    return {str(name): float(share) for name, share in shares.items()}
-
-
-def with_measured(constants: Constants, measured_network: str | None) -> Constants:
-    """Return the constants with what hosts need beside the wire, given the words for the network on
-    which the study was measured; the same constants without such words.
-
-    Raises:
-        ValueError: If a word is unknown.
-    """
-    if measured_network is None:
-        return constants
-    wire = parse_network(measured_network, "--measured-network").link
-    if constants.network is None:
-        return constants
-    link = constants.network.link
-    per_byte = max(0.0, 1 / link.bytes_per_second - 1 / wire.bytes_per_second)
-    per_message = max(0.0, link.latency_seconds - wire.latency_seconds)
-    host = replace(constants.network, message_seconds=per_message, byte_seconds=per_byte)
-    return replace(constants, network=host)
+    return sent.div(sent["none"], axis="index").median().dropna().to_dict()

@@ -12,10 +12,10 @@ import pandas as pd
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from bsweep.analysis.simulation.cases import Case
 from bsweep.analysis.simulation.choices import Choice
-from bsweep.analysis.simulation.constants import NORMAL, NUM_DRAWS, Constants
-from bsweep.analysis.simulation.network import Network, parse_network
-from bsweep.analysis.simulation.spread import Spread
+from bsweep.analysis.simulation.constants import NORMAL, NUM_DRAWS, Constants, Spread
+from bsweep.analysis.simulation.network import FREE, Network, parse_network
 from bsweep.config.parsing import conf_dir
 from bsweep.config.values import Count, Positive, did_you_mean
 from bsweep.core.words import listed
@@ -119,7 +119,7 @@ def notes(
     for choice in choices:
         counts = sorted(set(cells.loc[cells["strategy"] == choice.name, "num_workers"]))
         needs = {
-            count: choice.with_replicas(count, constants).held_bytes(count, constants) / 1e9
+            count: Case(constants, Network(FREE), choice, count, 1).with_replicas().held_bytes / 1e9
             for count in counts
         }
         full = {count: need for count, need in needs.items() if need > machine.memory_gb}

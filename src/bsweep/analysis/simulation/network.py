@@ -1,9 +1,14 @@
 """The links of a cluster that is simulated: their bandwidths, latencies and who shares them, as a
-user describes them in words such as `25gbit,10us`.
+user describes them in words such as `25gbit,10us`; and exchanges over them as the rounds of
+messages that they consist of.
 
 A message between two workers crosses, at most, the link of a node and that of a site. All messages
 of one round start together. Each link carries what all of them send through it, in both directions
-at once, so the round takes as long as the busiest link, plus the latency.
+at once, so the round takes as long as the busiest link, plus the latency. A ring of N workers has
+2 (N - 1) alike rounds, which count as one round and the number of its repetitions.
+
+The exchanges are those of `bsweep.strategies.groups`, whose `native` exchange is a ring between
+CPUs, and the quicker of ring and hierarchical between GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,10 +38,11 @@ _REMEDY = (
     "Write one bandwidth in kbit, mbit, gbit or tbit and a latency in ns, us, ms or s, such as "
     f"{_EXAMPLE}."
 )
-_UNITS: Mapping[str, Mapping[str, float]] = {
-    "bandwidth": {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12},
-    "latency": {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0},
-}
+_UNITS: Mapping[str, tuple[str, float]] = {
+    "kbit": ("bandwidth", 1e3), "mbit": ("bandwidth", 1e6), "gbit": ("bandwidth", 1e9),
+    "tbit": ("bandwidth", 1e12), "ns": ("latency", 1e-9), "us": ("latency", 1e-6),
+    "ms": ("latency", 1e-3), "s": ("latency", 1.0),
+}  # fmt: skip
 
 
 class Link(NamedTuple):
@@ -200,14 +206,13 @@ def _link(words: Sequence[str]) -> Link:
     for word in words:
         match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-z]+)", word.strip().lower())
         number, unit = match.groups() if match else ("0", re.sub("[^a-z]", "", word.lower()))
-        kind = next((kind for kind, units in _UNITS.items() if unit in units), "")
+        kind, factor = _UNITS.get(unit, ("", 0.0))
         if not kind or float(number) == 0:
-            known = [unit for units in _UNITS.values() for unit in units]
-            near = "" if kind else did_you_mean(unit, known)
+            near = "" if kind else did_you_mean(unit, [*_UNITS])
             raise ValueError(f"{word} is not understood.{near} {_REMEDY}")
         if kind in given:
             raise ValueError(f"{word} is a second {kind}. {_REMEDY}")
-        given[kind] = float(number) * _UNITS[kind][unit]
+        given[kind] = float(number) * factor
     if "bandwidth" not in given:
         raise ValueError(f"the bandwidth is missing. {_REMEDY}")
     rate, latency = given["bandwidth"] / 8 * _GOODPUT, given.get("latency")
@@ -242,3 +247,64 @@ _KEYS: Mapping[str, Callable[[str], object]] = {
     "sites": _count,
     "between": lambda text: _link(text.split("/")),
 }
+
+
+def ring(groups: Numbers, num_bytes: float) -> list[Round]:
+    """Return the rounds of a ring all-reduce in each row of `groups`, which has workers' numbers.
+
+    Each worker sends a part of the vector to its neighbour in 2 (N - 1) rounds.
+    """
+    return [replace(part, repeat=2 * part.repeat) for part in gather(groups, num_bytes)]
+
+
+def gather(groups: Numbers, num_bytes: float) -> list[Round]:
+    """Return the rounds in which each worker gets all parts of a vector of `num_bytes`, of which
+    each has one: an all-gather in a ring. A reduce-scatter has the same rounds.
+    """
+    count = groups.shape[1]
+    targets = np.roll(groups, -1, axis=1)
+    return [_round(groups, groups, targets, num_bytes / count, count - 1)] if count > 1 else []
+
+
+def tree(groups: Numbers, num_bytes: float) -> list[Round]:
+    """Return the rounds of an all-reduce along a binomial tree: up to its root, and down again."""
+    count, rounds = groups.shape[1], []
+    for level in range((count - 1).bit_length()):
+        senders = np.arange(2**level, count, 2 ** (level + 1))
+        sources, targets = groups[:, senders], groups[:, senders - 2**level]
+        # The way down has the same messages, turned round.
+        rounds.append(_round(groups, sources, targets, num_bytes, 2))
+    return rounds
+
+
+def hierarchical(groups: Numbers, num_bytes: float, network: Network) -> list[Round]:
+    """Return a ring within each node, then rings of the workers of the same place in all nodes,
+    each for its part of the vector, and a ring within each node again.
+
+    If the workers do not fill nodes, it is a plain ring.
+    """
+    rows, count = groups.shape
+    per_node = network.per_node
+    if per_node == 1 or count <= per_node or count % per_node:
+        return ring(groups, num_bytes)
+    across = groups.reshape(rows, -1, per_node).swapaxes(1, 2).reshape(rows * per_node, -1)
+    inside = gather(groups.reshape(-1, per_node), num_bytes)
+    outside = ring(across, num_bytes / per_node)
+    return [*inside, *outside, *inside]
+
+
+def all_reduce(
+    groups: Numbers, num_bytes: float, network: Network, algorithm: str, is_gpu: bool
+) -> list[Round]:
+    """Return the rounds of an all-reduce by the algorithm of a strategy's card."""
+    if algorithm == "tree":
+        return tree(groups, num_bytes)
+    if algorithm == "ring" or not is_gpu:
+        return ring(groups, num_bytes)
+    exchanges = ring(groups, num_bytes), hierarchical(groups, num_bytes, network)
+    return min(exchanges, key=network.seconds)
+
+
+def _round(groups: Numbers, sources: Numbers, targets: Numbers, size: float, repeat: int) -> Round:
+    number, sizes = int(groups.max()) + 1, np.full(sources.size, size)
+    return Round(number, sources.ravel(), targets.ravel(), sizes, repeat=repeat)

@@ -14,9 +14,9 @@ import pandas as pd
 from bsweep.analysis.cell_tables.statistics import MIN_SEEDS_FOR_INTERVAL
 from bsweep.analysis.prediction.critical_batch import INTERVAL, LEVEL, P95
 from bsweep.analysis.simulation.cases import Case
-from bsweep.analysis.simulation.choices import Choice
+from bsweep.analysis.simulation.choices import Choice, choice_of
 from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
-from bsweep.analysis.simulation.network import Array
+from bsweep.analysis.simulation.network import FREE, Array, Network
 from bsweep.analysis.simulation.strategies import outcome
 from bsweep.analysis.study.numbers import plain
 from bsweep.analysis.study.text_tables import as_texts
@@ -99,8 +99,7 @@ def row_of(case: Case) -> dict[str, Any]:
     low, high = _widened(means, case.log_error)
     whole, slowest = float(steps.step_seconds.sum()), steps.slowest_seconds
     local_batch = float(case.batches.mean())
-    groups = case.choice.strategy.data_parallel_size(case.num_workers)
-    global_batch = case.passes * local_batch * groups
+    global_batch = case.passes * local_batch * case.num_groups
     middle = float(np.median(means))
     return {
         "kind": SIMULATED,
@@ -120,9 +119,8 @@ def row_of(case: Case) -> dict[str, Any]:
 def _widened(seconds: Array, spread_of_logs: float) -> tuple[float, float]:
     """Return the ends of the 90 % interval of draws that may all be wrong by one factor, too."""
     low, middle, high = np.log(np.quantile(seconds, [INTERVAL[0], 0.5, INTERVAL[1]]))
-    more = P95 * spread_of_logs
-    ends = middle - np.hypot(middle - low, more), middle + np.hypot(high - middle, more)
-    return float(np.exp(ends[0])), float(np.exp(ends[1]))
+    below, above = np.hypot([middle - low, high - middle], P95 * spread_of_logs)
+    return float(np.exp(middle - below)), float(np.exp(middle + above))
 
 
 def _draw_means(blocks: Sequence[Array]) -> Array:
@@ -137,7 +135,7 @@ def _draw_means(blocks: Sequence[Array]) -> Array:
     return np.asarray(means.mean() + (means - means.mean()) * kept)
 
 
-def _measured_rows(
+def measured_rows(
     constants: Constants, choices: Sequence[Choice], simulated: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row of `Simulation.cells` for the runs of a study of each strategy, number of workers
@@ -169,36 +167,25 @@ def _measured_rows(
                 }
 
 
-def _lone_rates(one_worker: Case, local_batch: float) -> dict[str, float]:
-    """Return the examples that one worker of speed 1 trains on in a second with a local batch, by
-    `Simulation.cells.kind`: as the study measured it, if it did, and as simulated.
-    """
-    constants = replace(one_worker.constants, speeds=(1.0,))
-    row = row_of(replace(one_worker, constants=constants, local_batch=local_batch))
-    simulated, steps = float(row["examples_per_second"]), constants.measured
-    alike = steps[(steps["num_workers"] == 1) & (steps["local_batch"] == local_batch)]
-    measured = (alike["global_batch"] / alike["step_seconds"]).dropna()
-    return {SIMULATED: simulated, MEASURED: float(np.median([*measured] or [simulated]))}
-
-
 def compared(
-    simulated: Sequence[Mapping[str, Any]], choices: Sequence[Choice], one_worker: Case,
-    lone_batch: float, price: float | None,
-) -> pd.DataFrame:  # fmt: skip
-    """Return simulated rows as a table, with the measured ones of the same cells, and with what
-    compares each with one worker.
+    table: pd.DataFrame, constants: Constants, lone_batch: float, price: float | None
+) -> pd.DataFrame:
+    """Return a table of simulated and measured rows with what compares each with one worker, whose
+    rows of a study are measured, too, if it has such runs.
 
     Args:
-        simulated: The rows.
-        choices: Their strategies.
-        one_worker: The case of one worker alone.
-        lone_batch: The local batch of that worker.
+        table: The rows.
+        constants: The constants.
+        lone_batch: The local batch of the one worker, which has the speed 1.
         price: The price of one worker for an hour; None if it is not known.
     """
-    measured = _measured_rows(one_worker.constants, choices, simulated)
-    table = pd.DataFrame([*simulated, *measured])
-    lone_rates = table["kind"].map(_lone_rates(one_worker, lone_batch))
-    table["speed_up"] = table["examples_per_second"] / lone_rates
+    even, alone = replace(constants, speeds=(1.0,)), choice_of("single", pd.DataFrame())
+    lone_row = row_of(Case(even, Network(FREE), alone, 1, lone_batch, divides=False))
+    simulated, steps = float(lone_row["examples_per_second"]), constants.measured
+    alike = steps[(steps["num_workers"] == 1) & (steps["local_batch"] == lone_batch)]
+    measured = [*(alike["global_batch"] / alike["step_seconds"]).dropna()] or [simulated]
+    lone_rates = {SIMULATED: simulated, MEASURED: float(np.median(measured))}
+    table["speed_up"] = table["examples_per_second"] / table["kind"].map(lone_rates)
     for end, other in (("low", "high"), ("high", "low")):
         ratio = table["step_seconds"] / table[f"step_seconds_{other}"]
         table[f"speed_up_{end}"] = table["speed_up"] * ratio

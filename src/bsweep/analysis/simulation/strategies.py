@@ -6,18 +6,16 @@ mean is said on its card.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from bsweep.analysis.simulation import collectives, servers
 from bsweep.analysis.simulation.cases import Case
-from bsweep.analysis.simulation.constants import NUM_DRAWS
-from bsweep.analysis.simulation.network import Array, Numbers, Round
+from bsweep.analysis.simulation.constants import NUM_DRAWS, Constants
+from bsweep.analysis.simulation.network import Array, Network, Numbers, Round, gather, ring
 from bsweep.config import uneven
 from bsweep.config.allreduce import AllReduceConfig
 from bsweep.config.groups import StrategyConfig
@@ -91,33 +89,29 @@ def outcome(card: StrategyConfig, case: Case) -> Outcome:
     raise ValueError(f"bsweep cannot simulate strategy={card.name}.")
 
 
-def _then_exchange(case: Case, seconds: Array | float, parts: int = 1) -> Outcome:
-    """Return the outcome of steps that compute, and exchange for so long while no worker computes.
-    The examples of a pass are divided among `parts` workers.
+def _then_exchange(
+    case: Case, seconds: Array, parts: int = 1, steps_each: int = 1, examples_factor: float = 1.0
+) -> Outcome:
+    """Return the outcome of steps, or of rounds of `steps_each` steps, that compute, and exchange
+    for so long while no worker computes. The examples of a pass are divided among `parts` workers.
     """
-    busy = case.busy(case.draw_of_step, parts=parts)
+    busy = case.busy(steps_each, parts=parts)
     slowest = busy.max(axis=1)
-    return Outcome(slowest + seconds, slowest, busy.mean(axis=1))
+    return Outcome(slowest + seconds, slowest, busy.mean(axis=1), steps_each, examples_factor)
 
 
-@outcome.register
-def _(card: SingleConfig, case: Case) -> Outcome:
-    return _then_exchange(case, 0.0)
-
-
-@outcome.register
-def _(card: AllReduceConfig, case: Case) -> Outcome:
-    rounds, codec_seconds = case.gradient()
-    return _then_exchange(case, case.exchange(rounds) + codec_seconds)
+@outcome.register(SingleConfig)
+@outcome.register(AllReduceConfig)
+def _(card: SingleConfig | AllReduceConfig, case: Case) -> Outcome:
+    return _then_exchange(case, case.gradient_seconds())
 
 
 @outcome.register
 def _(card: HorovodConfig, case: Case) -> Outcome:
-    rounds, codec_seconds = case.gradient()
     cycle = card.cycle_time_ms / 1000 / 2 if case.num_workers > 1 else 0.0
     if card.buckets > 1:
         return _in_buckets(case, case.constants.parameter_bytes / card.buckets, cycle)
-    return _then_exchange(case, case.exchange(rounds) + codec_seconds + cycle)
+    return _then_exchange(case, case.gradient_seconds() + cycle)
 
 
 @outcome.register
@@ -139,7 +133,7 @@ def _in_buckets(case: Case, bucket_bytes: float, delay: float, width: float = 1.
     shares, seconds = np.array(((0.0, 0.0), *case.constants.backward)).cumsum(axis=0).T
     ready = np.interp(np.linspace(0, 1, count + 1), shares / shares[-1], seconds / seconds[-1])
     exchange = case.exchange(case.all_reduce(width * whole / count)) + delay
-    busy = case.busy(case.draw_of_step)
+    busy = case.busy()
     clocks = Clocks(busy.max(axis=1))
     clocks.compute(FORWARD_SHARE)
     for share in np.diff(ready):
@@ -153,21 +147,14 @@ def _in_buckets(case: Case, bucket_bytes: float, delay: float, width: float = 1.
 @outcome.register(DiLoCoConfig)
 def _(card: LocalSGDConfig | DiLoCoConfig, case: Case) -> Outcome:
     """Return the outcome of rounds of local steps with an exchange after each."""
-    rounds, codec_seconds = case.gradient()
-    steps_each = _steps_between(case, card.sync_every, rounds, codec_seconds)
-    count = max(NUM_DRAWS, -(-case.num_steps // steps_each))
-    draws = np.arange(count) * NUM_DRAWS // count
-    busy = case.busy(draws, steps_each)
-    slowest = busy.max(axis=1)
-    seconds = slowest + case.exchange(rounds, draws) + codec_seconds
+    steps_each = _steps_between(case, card.sync_every)
     examples = case.local_steps(steps_each) * case.batches
-    more = float(examples.mean() / (steps_each * case.batches.mean()))
-    return Outcome(seconds, slowest, busy.mean(axis=1), steps_each, more)
+    factor = float(examples.mean() / (steps_each * case.batches.mean()))
+    case = replace(case, num_steps=max(NUM_DRAWS, -(-case.num_steps // steps_each)))
+    return _then_exchange(case, case.gradient_seconds(), 1, steps_each, factor)
 
 
-def _steps_between(
-    case: Case, sync_every: int, rounds: Sequence[Round], codec_seconds: float
-) -> int:
+def _steps_between(case: Case, sync_every: int) -> int:
     """Return the local steps of the slowest worker between two exchanges: those of the strategy; by
     `network_aware`, so many that the exchange takes a small share of a round; by `hybrid`, so many
     that a round takes as long as with equal batches.
@@ -179,26 +166,95 @@ def _steps_between(
         return max(1, round(sync_every * float(case.step_seconds(even).max()) / slowest))
     if allocation.name != "network_aware":
         return sync_every
-    exchange = float(np.median(case.exchange(rounds))) + codec_seconds
+    exchange = float(np.median(case.gradient_seconds()))
     return uneven.least_steps(exchange, slowest, allocation.max_exchange_share)
 
 
 @outcome.register
 def _(card: ParameterServerConfig, case: Case) -> Outcome:
-    count = card.num_shards(case.num_workers)
-    shares = servers.shares(card, count, case.constants)
+    count, workers = card.num_shards(case.num_workers), np.arange(case.num_workers)
+    # A server beside a worker has that worker's number.
     places = np.arange(count) + (0 if card.colocated else case.num_workers)
-    pushes = servers.pushes(case.num_workers, places, case.constants.parameter_bytes, shares)
+    number = max(case.num_workers, int(places[-1]) + 1)
+    sizes = np.full(case.num_workers, case.constants.parameter_bytes)
+    shares = _shares(card, count, case.constants)
+    pushes = Round(number, workers, places, sizes, shares, number - case.num_workers)
     if card.can.lockstep:
         answers = pushes  # which have as many bytes
         return _then_exchange(case, case.exchange([pushes, answers]))
-    busy = case.busy(case.draw_of_step)
+    busy = case.busy()
     most_lead = case.num_steps if card.staleness is None else card.staleness
-    ends = servers.asynchronous(busy, servers.push_seconds(pushes, case.network), most_lead)
+    ends = _asynchronous(busy, _push_seconds(pushes, case.network), most_lead)
     # Each worker has its share of every step, so a step ends with the last worker.
     steps = np.diff(ends.max(axis=1), prepend=0.0)
     slowest = np.diff(busy.cumsum(axis=0).max(axis=1), prepend=0.0)
     return Outcome(steps, slowest, busy.mean(axis=1))
+
+
+def _shares(card: ParameterServerConfig, num_servers: int, constants: Constants) -> Array:
+    """Return the share of the parameters on each server, by the card's sharding. Without the sizes
+    of layers, the parameters are taken as divided evenly.
+    """
+    layers = constants.layer_shares
+    if card.sharding == "hashed_chunks":
+        chunks = max(1, round(constants.parameter_bytes / card.chunk_bytes))
+        places = np.random.default_rng(0).integers(0, num_servers, chunks)
+        return np.bincount(places, minlength=num_servers) / chunks
+    if not card.holds_layers or not layers:
+        return np.full(num_servers, 1 / num_servers)
+    loads = np.bincount(card.servers_of_layers(layers, num_servers), layers, num_servers)
+    return np.asarray(loads / loads.sum())
+
+
+def _push_seconds(pushes: Round, network: Network) -> tuple[float, float, float]:
+    """Return the seconds that one push takes, and its answer as well, from the pushes of all
+    workers at once: on the link of the fullest server, which serves one worker after another, on
+    the worker's own link, and on the way.
+    """
+    count, nothing = len(pushes.sources), 1e-6  # bytes
+    latency, alone = (
+        max(
+            network.seconds([replace(pushes, sources=np.array([worker]), sizes=np.array([size]))])
+            for worker in (0, count - 1)
+        )
+        for size in (nothing, pushes.sizes[0])
+    )
+    # A server takes all pushes one after another.
+    latency_of_all = network.seconds([replace(pushes, sizes=np.full(count, nothing))])
+    together = (network.seconds([pushes]) - latency_of_all) / count
+    return together, alone - latency, latency
+
+
+def _asynchronous(busy: Array, push: tuple[float, float, float], most_lead: int) -> Array:
+    """Simulate workers that push to parameter servers and go on with the answer, and return the
+    time at which each worker ended each step, shape (steps, workers).
+
+    Every push queues at the fullest server's link, and every answer at its other direction. The
+    other servers end earlier, because the same pushes come to them and each takes less time. So
+    answers come in the order of pushes.
+
+    Args:
+        busy: The seconds that each worker computes, shape (steps, workers).
+        push: The seconds of a push; see `_push_seconds`.
+        most_lead: By how many steps a worker may be ahead of the slowest one.
+    """
+    (on_server, on_worker, latency), (num_steps, num_workers) = push, busy.shape
+    ends, steps = np.empty(busy.shape), np.zeros(num_workers, int)
+    next_pushes = busy[0].copy()  # of each worker; infinite while it waits, and at the end
+    pushes_until = answers_until = 0.0
+    for _ in range(busy.size):
+        worker = int(next_pushes.argmin())
+        now, next_pushes[worker] = float(next_pushes[worker]), np.inf
+        pushes_until = max(now, pushes_until) + on_server
+        pushed = max(pushes_until, now + on_worker) + latency
+        answers_until = max(pushed, answers_until) + on_server
+        answered = max(answers_until, pushed + on_worker) + latency
+        ends[steps[worker], worker] = answered
+        steps[worker] += 1
+        may_go_on = (steps < num_steps) & (steps - most_lead <= steps.min())
+        idle = np.flatnonzero(np.isinf(next_pushes) & may_go_on)
+        next_pushes[idle] = answered + busy[steps[idle], idle]
+    return ends
 
 
 def _groups(case: Case, card: Any) -> tuple[Numbers, Numbers]:
@@ -217,8 +273,8 @@ def _(card: ShardedConfig, case: Case) -> Outcome:
 @outcome.register
 def _(card: DeepSpeedConfig, case: Case) -> Outcome:
     if card.stage < 3:  # a reduce-scatter and a gathering have the rounds of a ring
-        ring = collectives.ring(case.everyone, case.constants.parameter_bytes)
-        return _then_exchange(case, case.exchange(ring))
+        rounds = ring(case.everyone, case.constants.parameter_bytes)
+        return _then_exchange(case, case.exchange(rounds))
     return _gathering(card, case, case.constants.num_blocks, True, (1.0, 1.0))
 
 
@@ -238,19 +294,19 @@ def _gathering(
     replicas, same_parts = _groups(case, card)
     block_bytes = case.constants.parameter_bytes / blocks
     parameter_width, width = widths
-    gather = case.exchange(collectives.gather(replicas, block_bytes * parameter_width))
-    scattering = collectives.gather(replicas, block_bytes * width)
+    gathering = case.exchange(gather(replicas, block_bytes * parameter_width))
+    scattering = gather(replicas, block_bytes * width)
     scattering += case.all_reduce(width * block_bytes / replicas.shape[1], same_parts)
     scatter = case.exchange(scattering)
-    busy = case.busy(case.draw_of_step)
+    busy = case.busy()
     clocks = Clocks(busy.max(axis=1))
     for is_forward in (True, False):
         gathers = blocks * (is_forward or again)
-        gathered = clocks.exchange(gather) if gathers else clocks.workers
+        gathered = clocks.exchange(gathering) if gathers else clocks.workers
         for block in range(blocks):
             clocks.wait(gathered)
             if block + 1 < gathers:
-                gathered = clocks.exchange(gather)
+                gathered = clocks.exchange(gathering)
             clocks.compute((FORWARD_SHARE if is_forward else 1 - FORWARD_SHARE) / blocks)
             if not is_forward:
                 scattered = clocks.exchange(scatter)
@@ -281,7 +337,7 @@ def _(card: StagedConfig, case: Case) -> Outcome:
     parts, microbatches = replicas.shape[1], card.num_microbatches
     stages_each = card.num_stages(case.num_workers) // parts
     # Each micro-batch is a pass of its own, which costs what a pass costs.
-    busy = case.busy(case.draw_of_step, microbatches=microbatches)[:, replicas] / parts
+    busy = case.busy(microbatches=microbatches)[:, replicas] / parts
     slowest, whole = busy.max(axis=2), busy.sum(axis=2)
     messages = stages_each * _seconds_between_stages(case, replicas, microbatches)
     # With all but GPipe, no more micro-batches are on their way than there are workers.

@@ -5,7 +5,7 @@ texts, whole numbers may be floats, and a missing value is null or an empty text
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 from bsweep.config.capabilities import Capabilities
 from bsweep.config.card import Card
 from bsweep.config.groups import StrategyConfig
-from bsweep.config.run import cards_by_name
+from bsweep.config.parsing import validate
+from bsweep.config.run import RunConfig, cards_by_name
+from bsweep.config.values import did_you_mean
 
 OWN_CODE = ("own", "program")
 """The variants whose code may do anything in a step."""
@@ -53,7 +55,7 @@ def settings_of_runs(card: type[Card], runs: pd.DataFrame, group: str) -> list[d
 
 def card_of(settings: Mapping[Any, Any] | pd.Series[Any]) -> StrategyConfig | None:
     """Return a run's card of its strategy, from its settings by dotted key; None if they are not
-    complete and valid. Unlike `choices.card_like`, it fills in no missing setting.
+    complete and valid. Unlike `card_like`, it fills in no missing setting.
     """
     name = str(settings.get(f"{PREFIX}name", settings.get("strategy")))
     if (kind := cards_by_name("strategy").get(name)) is None:
@@ -89,3 +91,51 @@ def strategy_texts(runs: pd.DataFrame) -> pd.Series[str]:
     columns = [name for name in runs if name == "strategy" or str(name).startswith(PREFIX)]
     texts = [" ".join(map(str, row)) for row in runs[columns].itertuples(index=False)]
     return pd.Series(texts, runs.index)
+
+
+def card_like(
+    group: str,
+    name: str,
+    runs: pd.DataFrame | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return the card of a variant. Unlike `card_of`, which takes the settings of one run, it
+    has the defaults of settings that are not known.
+
+    Args:
+        group: The group, such as `compression`.
+        name: The name of the variant.
+        runs: Runs of a study. If all with the variant share a setting, the card has it, too.
+        given: Settings that a user has given. All others have their defaults.
+
+    Raises:
+        ValueError: If there is no such variant, bsweep does not know its code, or a value is wrong.
+    """
+    kind, settings = class_of(group, name), {"name": name}
+    if runs is not None and group in runs:
+        first, *others = settings_of_runs(kind, runs[runs[group] == name], group) or [{}]
+        settings |= {
+            key: value
+            for key, value in first.items()
+            if value is not None and all(run[key] == value for run in others)
+        }
+    values = {**asdict(RunConfig()), group: {**settings, **(given or {})}}
+    return getattr(validate(values), group)
+
+
+def class_of(group: str, name: str) -> type[Card]:
+    """Return the class of a variant's card.
+
+    Raises:
+        ValueError: If there is no such variant, or bsweep does not know its code.
+    """
+    known = [name for name in cards_by_name(group) if name not in OWN_CODE]
+    if name in OWN_CODE:
+        raise ValueError(
+            f"{group}={name} has code that bsweep does not know, so it is not simulated. Choose "
+            f"another {group}: {', '.join(known)}."
+        )
+    if (card := cards_by_name(group).get(name)) is None:
+        near = did_you_mean(name, known)
+        raise ValueError(f"{group}={name} is unknown.{near} Known: {', '.join(known)}.")
+    return card
