@@ -228,13 +228,6 @@ def test_a_round_longer_than_an_epoch_is_a_warning(tmp_path: Path) -> None:
     assert not checks.check_point(compose(*point, "strategy.sync_every=5"))
 
 
-def test_given_lists_win_and_need_no_probe(tmp_path: Path) -> None:
-    a = resolved(tmp_path, None, "allocation=batch_by_memory", "allocation.local_batches=[1,2,3,4]")
-    assert a.local_batches == (1, 2, 3, 4)
-    b = resolved(tmp_path, None, "allocation=steps_by_speed", "allocation.local_steps=[1,2,3,4]")
-    assert b.local_steps == (1, 2, 3, 4)
-
-
 def test_the_run_id_follows_the_lists_and_not_where_they_came_from(tmp_path: Path) -> None:
     policy = ("allocation=steps_by_flops",)
     nominal = resolved(tmp_path, None, *policy, DEVICES)

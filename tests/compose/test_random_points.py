@@ -88,7 +88,6 @@ CHOSEN: Mapping[str, list[Any]] = {
     "model.width": [1, 2, 8],
     "model.intermediate_size": [1, 16, 33],
     "model.vocabulary_size": [None, 256],
-    "model.target": ["parts.py:Net", "parts.py:Regression"],
     "optimizer.milestones": [[], [0.5], [0.25, 0.5], [1, 2]],
     "strategy.hook": ["none", "fp16", "powersgd"],
     "strategy.op": ["average"],  # adasum needs MPI

@@ -31,7 +31,6 @@ REFUSED = [  # what is typed beside local_batch=8, and what the message has
     ("channels_last=3", "channels_last=3", "'auto', True or False"),
     ("+epoch=3", "epoch: unknown key", "'epochs'"),
     ("+strategy.bucket=3", "strategy.bucket", "'strategy.buckets'"),
-    ("+strategy.num_servers=2", "only strategy=parameter_server has this key"),
     ("strategy.name=horvod", "strategy=horvod", "'single', 'horovod'"),
     (f"{WHOLE} global_batch=7", "global_batch=7", "num_workers=2", "multiple of 2"),
     (f"{WHOLE} global_batch=1 batching=schedule", "global_batch=1 cannot be"),

@@ -24,10 +24,9 @@ from bsweep.data import examples
 from bsweep.data.dataset import Dataset, balanced_subset
 from bsweep.data.pictures import Unfit
 from bsweep.data.torchvision import splits
-from bsweep.runlog.reading import read_records
 from tests.data.test_data import PLAIN
 from tests.support.refusing import refused
-from tests.support.running import compose, ran_ok, summaries
+from tests.support.running import compose
 
 CPU = torch.device("cpu")
 
@@ -181,22 +180,6 @@ def test_a_function_that_does_something_else_is_quoted(name: str, expected: str)
     assert expected in str(caught.value)
     assert "data.target=mydata.py:" in str(caught.value)
     assert 'bsweep/data/own.py"' not in str(caught.value)
-
-
-def test_a_run_on_data_of_ones_own_keeps_the_code(folder: Path) -> None:
-    (folder / "code").mkdir()
-    (folder / "mydata.py").rename(folder / "code/mydata.py")
-    alone = ("launch=inline", "strategy=single", "local_batch=8", "epochs=1", "study=s")
-    of_own = ("data=own", "data.target=code/mydata.py:images", "model=tiny_cnn")
-    ran_ok("run", *of_own, *alone, cwd=folder)
-    (run,) = (folder / "results/s").glob("b8_*")
-    (kept,) = (run / "own").glob("*/mydata.py")
-    assert kept.read_text() == FILE
-    assert "code" not in (run / "config.yaml").read_text()
-    assert summaries(folder)[8]["status"] == "completed"
-    (start, *_), _ = read_records(run / "metrics.jsonl")
-    assert (start["num_train"], start["num_classes"]) == (60, 3)
-    assert start["config"]["data"]["fingerprint"]
 
 
 # torchvision's

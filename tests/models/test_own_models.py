@@ -292,6 +292,8 @@ def test_a_sweep_over_options_and_a_changed_file_are_runs_of_their_own(folder: P
         for paths in runs(folder)
     }
     assert sorted(sizes.values()) == [3 * 193 + 3 * 2 + 10 * 4, 5 * 193 + 5 * 2 + 10 * 6]
+    kept = [path.read_text() for path in folder.glob("results/s/*/own/*/mine.py")]
+    assert kept == [MODELS] * 2
     for place, more, is_known in (("same", "", True), ("changed", "# another thought", False)):
         (folder / place).mkdir()
         (folder / place / "mine.py").write_text(MODELS + more)

@@ -151,7 +151,6 @@ def test_an_export_names_its_target_and_unreadable_runs(study: Path, tmp_path: P
     assert in_tensorboard(tmp_path / "board") == expected
 
 
-@pytest.mark.full
 def test_points_at_once_share_a_tracker(tmp_path: Path) -> None:
     at_once = ("launch=torchrun", "launch.parallel=2", "launch.threads_per_worker=1")
     grid = ("-m", *POINT, *at_once, "seed=0,1", "study=s", "trackers=[mlflow]")
