@@ -18,7 +18,6 @@ GRID = "recommend local_batch=8,16 model=tiny_cnn --target-accuracy 0.9"
     ("typed", "said"),
     [
         ("rn local_batch=8", "unknown command 'rn'. Did you mean 'run'?"),
-        ("setup_horovod", "Did you mean 'setup-horovod'?"),
         ("local_batch=8 seed=0,1", "type `bsweep run local_batch=8 seed=0,1`"),
         ("-m local_batch=8,16", "type `bsweep run -m local_batch=8,16`"),
         ("report nowhere", "nowhere"),

@@ -4,6 +4,7 @@ shows what a policy did.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import bsweep
 from bsweep import analysis, plots
 from bsweep.plots.curves import COLORS, looks
-from bsweep.runlog.records import BatchChanged, NoiseScale, Record, Step
+from bsweep.runlog.records import NoiseScale, Record
 from tests.plots.test_plots import legend_texts
+from tests.runlog.test_readers import CHANGE, STEP
 from tests.support.synthetic_study import ALLOCATIONS, META, diloco, write_run
 
 NAMES = [
@@ -85,18 +87,13 @@ def write_batches(study: Path, noise_scale: float, policy: str, seed: int = 0) -
     """Write a run of two epochs of eight steps, whose policy, if not `fixed`, doubles a batch of 8
     after the first one; return its id.
     """
-    records: list[Record] = []
+    records: list[Record] = [] if policy == "fixed" else [CHANGE]
     for number in range(1, 17):
         at: dict[str, Any] = {"epoch": (number + 7) // 8, "epochs_done": number / 8}
         batch = 16 if policy != "fixed" and number > 8 else 8
-        if batch == 16 and number == 9:
-            change: dict[str, Any] = {"epochs_done": 1.0, "before": 8, "global_batch": 16}
-            records.append(BatchChanged(message="", inputs={}, **change))
         noise: dict[str, Any] = {"gradient_square": 1.0, "variance": noise_scale}
         records.append(NoiseScale(num_steps=number, num_gradients=2, **noise, **at))
-        step: dict[str, Any] = {"train_loss": 2.0, "learning_rate": 0.1}
-        step |= {"global_batch": batch, "images_per_second": 400.0}
-        records.append(Step(step=number, **step, **at))
+        records.append(replace(STEP, step=number, global_batch=batch, **at))
     settings = {"strategy": {"name": "single"}, "batching": {"name": policy}}
     return write_run(
         study, local_batch=8, seed=seed, epochs=2, settings=settings, more=tuple(records)
