@@ -40,15 +40,11 @@ def study() -> analysis.Study:
     )
 
 
-@pytest.fixture(scope="module")
-def prediction(study: analysis.Study) -> analysis.Prediction:
-    (answer,) = analysis.answers(study)
-    assert answer.prediction is not None
-    return answer.prediction
-
-
 @pytest.mark.full
-def test_networks_are_compared(prediction: analysis.Prediction) -> None:
+def test_networks_are_compared(study: analysis.Study) -> None:
+    (answer,) = analysis.answers(study)
+    prediction = answer.prediction
+    assert prediction is not None
     curves = prediction.curves
     assert [*dict.fromkeys(curves["network"])] == [OWN_LINKS, *NETWORKS]
     timed = curves[curves["network"] == OWN_LINKS]
@@ -147,16 +143,13 @@ def test_a_codec_is_compared_like_a_network_and_doubted_more() -> None:
     assert any("no run measured the seconds that fp16 takes" in one for one in found.warnings)
 
 
-@pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Constants for studies whose epochs have no seconds."""
-    of = Constants(np.full(20, 0.02), np.full(20, 0.0005), 4e6, 64, "a test")
-    monkeypatch.setattr("bsweep.analysis.simulation.constants.of_study", lambda *_: of)
-
-
 @pytest.mark.full
-@pytest.mark.usefixtures("known")
-def test_ways_that_split_a_model_are_simulated_too(tmp_path: Path) -> None:
+def test_ways_that_split_a_model_are_simulated_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By constants that a test gives, as the epochs of the study have no seconds."""
+    known = Constants(np.full(20, 0.02), np.full(20, 0.0005), 4e6, 64, "a test")
+    monkeypatch.setattr("bsweep.analysis.simulation.constants.of_study", lambda *_: known)
     study = tmp_path / "ways"
     write_ways(study)
     found = bsweep.predict(study, TARGET, network="1gbit", workers=[1, 2, 4, 8])

@@ -37,11 +37,6 @@ def seconds_of(strategy: str, workers: int, how: Mapping[str, Any]) -> float:
     return float(100 / workers * slower[strategy] * (1 + 1 / how.get("microbatches", 100)))
 
 
-def bubble_of(how: Mapping[str, Any]) -> float:
-    """The measured bubble: a little more than by formula, less if the backward pass is divided."""
-    return float((0.3 if how["schedule"] == "gpipe" else 0.2) * 4 / how["microbatches"])
-
-
 def write_split_study(folder: Path, seeds: int = 1) -> Path:
     """Write the runs of all `WAYS` that two and four workers allow, and return the folder."""
     launched = 0.0
@@ -104,7 +99,8 @@ def _records(
         ],
     )
     if strategy == "pipeline":
-        bubble = bubble_of(how)
+        # A little more than by formula, less if the backward pass is divided.
+        bubble = (0.3 if how["schedule"] == "gpipe" else 0.2) * 4 / how["microbatches"]
         load = StageLoad(0.9 * (1 - bubble), bubble, 0.1 * (1 - bubble), 1_000_000)
         card = PipelineConfig(name="pipeline", **how)
         yield "stage_loads", [asdict(load)] * workers
