@@ -24,8 +24,6 @@ from bsweep.runlog.files import RunPaths
 from tests.support.running import exit_code
 from tests.support.synthetic_study import META, write_run, write_study
 
-OTHER_CPU = {**META, "cpu": "Other CPU"}
-
 
 def write(
     study: Path,
@@ -58,7 +56,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "once", 1.1, seeds=1)
     write(folder / "partly_slow", 1.1, batches=(16,))
     write(folder / "partly_slow", 1.1, batches=(64,), seeds=2)
-    write(folder / "moved", 1.1, meta=OTHER_CPU)
+    write(folder / "moved", 1.1, meta={**META, "cpu": "Other CPU"})
     write(folder / "apart", batches=(8, 128))
     write(folder / "fewer", batches=(64,))
     target = {"target_accuracy": 0.8}

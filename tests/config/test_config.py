@@ -88,7 +88,7 @@ def test_run_id_tells_apart_what_changes_the_numbers_and_nothing_else() -> None:
     assert base.run_id.startswith("b64_w2_horovod_s0-")
     same = ["study=other", "results_dir=elsewhere", "launch.stall_timeout_seconds=9"]
     assert compose("local_batch=64", "num_workers=2", *same).run_id == base.run_id
-    assert compose("global_batch=128", "num_workers=2").run_id == base.run_id
+    assert compose("global_batch=128", "num_workers=2", "trackers=[wandb]").run_id == base.run_id
     changes = ("optimizer.lr=0.2", "seed=1", "data.device=cpu", "strategy.buckets=2", "epochs=4")
     for change in changes:
         assert compose("local_batch=64", "num_workers=2", change).run_id != base.run_id

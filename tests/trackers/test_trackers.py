@@ -18,7 +18,7 @@ from bsweep import trackers
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import settled
 from bsweep.trackers import records
-from tests.support.running import TINY, compose, exits, imported_first, ran_ok, recorded
+from tests.support.running import TINY, exits, imported_first, ran_ok, recorded
 
 pytestmark = pytest.mark.full
 
@@ -168,10 +168,6 @@ def test_a_tracker_that_fails_is_one_warning(tmp_path: Path) -> None:
     assert result.stderr.count("warning: mlflow: ") == 1, result.stderr
     assert "export" in result.stderr, result.stderr
     assert all(len(losses) == 2 for losses in on_record(tmp_path / "results/s").values())
-
-
-def test_trackers_change_no_run_id() -> None:
-    assert compose(*POINT).run_id == compose(*POINT, "trackers=[wandb]").run_id
 
 
 def test_a_missing_package_is_named_with_the_remedy(
