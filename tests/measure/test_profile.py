@@ -58,6 +58,19 @@ def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_p
     assert not torch.equal(job.vector.parameters, before), "a step would have trained"
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        ("batching=schedule", "batching.every_epochs=0.5"),
+        ("batching=cabs", "batching.every_steps=2"),  # its batch is proportional to the rate
+    ],
+)
+def test_no_policy_changes_the_batch_of_a_profile(policy: tuple[str, ...], tmp_path: Path) -> None:
+    job = set_up(tmp_path, *POINT, "accumulation_steps=2", *policy)
+    profile_worker.dissect(job, most_rounds=30)
+    assert job.policy.shares(0.0) == job.policy.of_batches([16])
+
+
 @pytest.mark.parametrize("device", [on_gpus("cuda")])
 def test_a_graph_is_one_part_and_its_kernels_are_counted(device: str, tmp_path: Path) -> None:
     job = set_up(tmp_path, *POINT, f"device={device}", "graph=true")

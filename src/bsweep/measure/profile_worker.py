@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import profiler
 
+from bsweep.batching import Policy
 from bsweep.config.run import RunConfig
 from bsweep.core import memory
 from bsweep.core.ranks import World
@@ -138,6 +139,17 @@ def _busy_seconds(events: list[dict[str, Any]]) -> float:
     return busy / 1e6
 
 
+class _Unchanging(Policy):
+    """A policy that keeps the shares with which another policy begins."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.config)
+        self.pass_batches, self._shares = policy.pass_batches, policy.shares(0.0)
+
+    def shares(self, epochs_done: float) -> tuple[plan.Share, ...]:
+        return self._shares
+
+
 class _Rounds:
     """The training rounds that a profile measures: full batches at a learning rate of 0.
 
@@ -147,8 +159,9 @@ class _Rounds:
     def __init__(self, job: Job) -> None:
         num_train = len(job.dataset.train)
         optimizer = replace(job.config.optimizer, lr=0.0)  # of which only the steps read the rate
-        self._job = replace(job, config=replace(job.config, optimizer=optimizer))
-        self._size = min(num_train, plan.round_size(job.policy.shares(0.0)))
+        config, policy = replace(job.config, optimizer=optimizer), _Unchanging(job.policy)
+        self._job = replace(job, config=config, policy=policy)
+        self._size = min(num_train, plan.round_size(policy.shares(0.0)))
         order = plan.epoch_order(num_train, seed=job.config.seed, epoch=1)
         self._order = order.to(job.dataset.train.labels.device)
         self._clock = StepClock(job.device, [])
