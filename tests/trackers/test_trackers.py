@@ -191,3 +191,16 @@ def test_what_a_resumed_run_took_back_is_left_out(tmp_path: Path) -> None:
     before = records.fingerprint(RunPaths(tmp_path))
     (tmp_path / "summary.json").write_text("{}")
     assert records.fingerprint(RunPaths(tmp_path)) != before
+
+
+def test_mlflow_keeps_all_events_and_the_settings_of_a_resumed_run(tmp_path: Path) -> None:
+    from bsweep.trackers import to_mlflow
+
+    tracked = to_mlflow.Tracked(str(tmp_path / "mlflow.db"), "s", "run", began_at=1.0)
+    for device in ("Tesla T4", "NVIDIA A100"):
+        tracked.config({"seed": 0, "device": device})
+        tracked.note(f"warning: {device}", 1.0)
+    data = tracked._client.get_run(tracked._id).data
+    assert data.params == {"seed": "0", "device": "Tesla T4"}
+    events = [text for key, text in data.tags.items() if key.startswith("event.")]
+    assert sorted(events) == ["warning: NVIDIA A100", "warning: Tesla T4"]

@@ -43,7 +43,8 @@ def view(stored_in: str) -> str:
 class Tracked:
     """One run in MLflow, with the methods of `bsweep.trackers.Tracked`.
 
-    MLflow keeps a replaced run, marked as deleted, until `mlflow gc`.
+    MLflow keeps a replaced run, marked as deleted, until `mlflow gc`. If a run was resumed with
+    other settings, it shows the first ones.
     """
 
     def __init__(self, stored_in: str, study: str, run_id: str, began_at: float) -> None:
@@ -54,9 +55,14 @@ class Tracked:
         self._id = self._client.create_run(
             experiment, start_time=_milliseconds(began_at), tags={_RUN_ID: run_id}, run_name=run_id
         ).info.run_id
+        self._stored: set[str] = set()  # settings
+        self._noted_at = 0
 
     def config(self, settings: Mapping[str, Any]) -> None:
-        params = [Param(name, str(value)[:_MOST_LETTERS]) for name, value in settings.items()]
+        # MLflow refuses another value, as of `launch.retries` in a run that was resumed.
+        new = {name: value for name, value in settings.items() if name not in self._stored}
+        self._stored |= {*new}
+        params = [Param(name, str(value)[:_MOST_LETTERS]) for name, value in new.items()]
         for first in range(0, len(params), _MOST_PARAMS):
             self._client.log_batch(self._id, params=params[first : first + _MOST_PARAMS])
 
@@ -67,8 +73,10 @@ class Tracked:
         )
 
     def note(self, text: str, time: float) -> None:
+        # Several events may be of one millisecond, and a tag has one value.
+        self._noted_at = max(_milliseconds(time), self._noted_at + 1)
         self._client.log_batch(
-            self._id, tags=[RunTag(f"event.{_milliseconds(time)}", text[:_MOST_LETTERS])]
+            self._id, tags=[RunTag(f"event.{self._noted_at}", text[:_MOST_LETTERS])]
         )
 
     def end(self, status: str, summary: Mapping[str, float], fingerprint: str, time: float) -> None:
