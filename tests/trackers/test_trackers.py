@@ -5,6 +5,7 @@ the run's expense.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import struct
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from bsweep import trackers
+from bsweep.config.values import TrackerName
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import settled
 from bsweep.trackers import records
@@ -204,3 +206,9 @@ def test_mlflow_keeps_all_events_and_the_settings_of_a_resumed_run(tmp_path: Pat
     assert data.params == {"seed": "0", "device": "Tesla T4"}
     events = [text for key, text in data.tags.items() if key.startswith("event.")]
     assert sorted(events) == ["warning: NVIDIA A100", "warning: Tesla T4"]
+
+
+@pytest.mark.parametrize("name", trackers.NAMES)
+def test_the_command_that_shows_a_study_can_be_pasted(name: TrackerName) -> None:
+    view = trackers.sink(name).view
+    assert len(shlex.split(view("my results"))) == len(view("results").split())

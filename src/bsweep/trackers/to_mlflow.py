@@ -6,6 +6,7 @@ By default, the experiment is in an SQLite file beside the runs.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def has(stored_in: str, study: str, run_id: str, fingerprint: str) -> bool:
 
 
 def view(stored_in: str) -> str:
-    return f"mlflow ui --backend-store-uri {_uri(stored_in)}"
+    return f"mlflow ui --backend-store-uri {shlex.quote(_uri(stored_in))}"
 
 
 class Tracked:

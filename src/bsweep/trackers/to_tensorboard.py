@@ -6,6 +6,7 @@ The event file also has the run's settings, as hyperparameters and as text.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def has(stored_in: str, study: str, run_id: str, fingerprint: str) -> bool:
 
 
 def view(stored_in: str) -> str:
-    return f"tensorboard --logdir {stored_in}"
+    return f"tensorboard --logdir {shlex.quote(stored_in)}"
 
 
 class Tracked:

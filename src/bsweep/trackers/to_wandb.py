@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ def has(stored_in: str, study: str, run_id: str, fingerprint: str) -> bool:
 
 
 def view(stored_in: str) -> str:
-    return f"wandb sync {stored_in}/wandb/offline-run-*"
+    return f"wandb sync {shlex.quote(stored_in)}/wandb/offline-run-*"
 
 
 class Tracked:
