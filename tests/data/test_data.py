@@ -179,7 +179,9 @@ def test_an_image_folder_holds_its_images(folder: Path) -> None:
     assert dataset.mean[0].item() == pytest.approx(51.5 / 255)
 
 
-def test_a_flat_folder_of_classes_is_divided_by_class(folder: Path) -> None:
+def test_a_flat_folder_of_classes_is_divided_by_class(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = folder / "train"
     write_image(root / "cat/4.png", 4)
     dataset = check_contract(image_folder(root, test_share=0.3))
@@ -190,6 +192,9 @@ def test_a_flat_folder_of_classes_is_divided_by_class(folder: Path) -> None:
     shutil.copytree(root, folder / "copy")
     again = data.load(image_folder(folder / "copy", test_share=0.3), CPU)
     assert torch.equal(again.test.inputs, dataset.test.inputs)
+    monkeypatch.chdir(root)
+    here = data.load(image_folder(Path(), test_share=0.3), CPU)
+    assert torch.equal(here.test.inputs, dataset.test.inputs)
     refuses(image_folder(folder, test_share=0.3), "holds train/ and test/ already. Leave data.test")
     refuses(image_folder(folder / "test", test_share=0.3), "cat holds one image", "two or more")
     refuses(image_folder(root), "<class>/ alone with data.test_share=0.2")

@@ -74,8 +74,8 @@ def _entry(config: ImageFolderConfig) -> tuple[str, Callable[[], Dataset]]:
         else:
             train, test = _divided(root, config.test_share)
         for path in itertools.chain(*train.values(), *test.values()):
-            inside, status = path[len(str(root)) :], Path(path).stat()
-            version = f"{inside}\0{status.st_size}\0{status.st_mtime_ns}\0"
+            status = Path(path).stat()
+            version = f"{_inside(path, root)}\0{status.st_size}\0{status.st_mtime_ns}\0"
             digest.update(version.encode(errors="surrogateescape"))
     except OSError as error:
         raise ValueError(f"data.root={config.root} cannot be read ({error}): {_LAYOUT}.") from error
@@ -98,8 +98,7 @@ def _divided(root: Path, test_share: float) -> tuple[PathsByClass, PathsByClass]
         )
 
     def number(path: str) -> str:
-        inside = path[len(str(root)) :]
-        return hashlib.sha256(inside.encode(errors="surrogateescape")).hexdigest()
+        return hashlib.sha256(_inside(path, root).encode(errors="surrogateescape")).hexdigest()
 
     train: PathsByClass = {}
     test: PathsByClass = {}
@@ -113,6 +112,13 @@ def _divided(root: Path, test_share: float) -> tuple[PathsByClass, PathsByClass]
         by_number = sorted(paths, key=number)
         test[name], train[name] = sorted(by_number[:num_test]), sorted(by_number[num_test:])
     return train, test
+
+
+def _inside(path: str, root: Path) -> str:
+    """Return the path of an image within a folder, such as `/cat/1.png`, also for the folder `.`,
+    which paths in it do not name.
+    """
+    return path[len(str(root)) :] if root.name else f"/{path}"
 
 
 def _list(folder: Path) -> PathsByClass:
