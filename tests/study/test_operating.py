@@ -5,10 +5,12 @@ sweeps at once.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -402,6 +404,21 @@ def test_what_is_set_aside_again_and_again_overwrites_nothing(tmp_path: Path) ->
         set_aside(config)
     kept = {path.parent.name: path.name for path in config.study_dir.glob(".previous/*/*")}
     assert kept == {f"{config.run_id}.{number + 1}": str(number) for number in range(3)}
+
+
+def test_a_run_is_set_aside_though_somebody_looks_at_it_meanwhile(tmp_path: Path) -> None:
+    config = compose("local_batch=8", f"results_dir={tmp_path}")
+    config.folder.mkdir(parents=True)
+    claim = claims.claim_of_run(config.folder)
+    claim.parent.mkdir()
+    claim.touch()
+    with claim.open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # as `is_claimed` does
+        looks = threading.Timer(0.02, fcntl.flock, (lock, fcntl.LOCK_UN))
+        looks.start()
+        set_aside(config)
+        looks.join()
+    assert not config.folder.exists()
 
 
 def test_a_run_that_others_work_at_is_left_to_them(tmp_path: Path) -> None:

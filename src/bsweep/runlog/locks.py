@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from bsweep.runlog.files import RunPaths
 
 _TRY_SECONDS, _MOST_TRIES = 0.05, 200
+_CHECK_SECONDS = 0.001
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
@@ -31,28 +33,33 @@ def claimed(path: Path) -> Iterator[bool]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_ours = False
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            raise OSError(
-                f"{path.parent}: this file system has no locks (flock), by which bsweep keeps "
-                "processes apart. Give a folder on another file system",
-            ) from None
-        else:
-            is_ours = True
+        for _ in range(_MOST_TRIES):
+            is_ours = _try_lock(lock)
+            if is_ours or is_claimed(path):
+                break
+            time.sleep(_CHECK_SECONDS)  # a process that only checks the claim leaves it at once
         yield is_ours
+
+
+def _try_lock(lock: BinaryIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise OSError(
+            f"{Path(lock.name).parent}: this file system has no locks (flock), by which bsweep "
+            "keeps processes apart. Give a folder on another file system",
+        ) from None
+    return True
 
 
 @contextmanager
 def held(path: Path, otherwise: str) -> Iterator[None]:
     """Hold the claim of a file inside the `with` block; if another process holds the claim, try
     again for some seconds.
-
-    A process that checks whether the file is claimed holds it for a moment.
 
     Args:
         path: The file.
@@ -86,7 +93,8 @@ def worker_claimed(paths: RunPaths, rank: int) -> Iterator[None]:
 def is_claimed(path: Path) -> bool:
     """Return True if any process holds the claim of the file `path`.
 
-    This function leaves nothing on the disk, but for a moment nobody else can take the claim.
+    This function leaves nothing on the disk. It holds a shared lock for a moment, for which
+    `claimed` waits.
     """
     try:
         with path.open("rb") as lock:
