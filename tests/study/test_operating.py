@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from bsweep.config.saved import save_config
+from bsweep.config.values import ConfigError
 from bsweep.launch import stop
 from bsweep.runlog import locks
 from bsweep.runlog.checkpoint_files import checkpoint_at
@@ -29,6 +31,7 @@ from bsweep.study.estimate import Estimate, Timed, timed
 from bsweep.study.history import Planned
 from bsweep.study.run_point import set_aside
 from bsweep.study.states import NEW, State
+from bsweep.study.sweep import Sweep
 from tests.runlog.test_readers import STEP
 from tests.study.test_run import wait_for_records
 from tests.support.running import (
@@ -419,6 +422,21 @@ def test_a_run_is_set_aside_though_somebody_looks_at_it_meanwhile(tmp_path: Path
         set_aside(config)
         looks.join()
     assert not config.folder.exists()
+
+
+def test_a_repeated_branch_of_a_run_that_has_ended_is_refused_and_stays(tmp_path: Path) -> None:
+    words = (*ALONE, *TINY, "local_batch=8", "model=tiny_cnn", f"results_dir={tmp_path}")
+    source = compose(*words, "study=t")
+    source.folder.mkdir(parents=True)
+    save_config(source, RunPaths(source.folder).config)  # completed: it has no checkpoint
+    config = compose(*words, "study=s", f"resume_from={source.folder}")
+    paths = RunPaths(config.folder)
+    paths.folder.mkdir(parents=True)
+    save_checkpoint(paths)
+    Sweep([config], [], {config.run_id})
+    Sweep([config], [], {"another point"}, repeats=True)
+    with pytest.raises(ConfigError, match="that run has no complete checkpoint"):
+        Sweep([config], [], {config.run_id}, repeats=True)
 
 
 def test_a_run_that_others_work_at_is_left_to_them(tmp_path: Path) -> None:

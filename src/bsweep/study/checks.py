@@ -4,7 +4,7 @@ sweep can run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from bsweep import allocation, data, models
@@ -21,9 +21,13 @@ from bsweep.study.states import result_of
 from bsweep.trackers import check_trackers
 
 
-def check_point(config: RunConfig) -> list[str]:
+def check_point(config: RunConfig, *, begins_anew: bool = False) -> list[str]:
     """Check that a point can run on this machine, and return warnings about it, which its run will
     record.
+
+    Args:
+        config: The point.
+        begins_anew: True if the files of its earlier run are set aside first.
 
     Raises:
         ConfigError: If a check finds that the point cannot run, for example because of its data,
@@ -32,8 +36,9 @@ def check_point(config: RunConfig) -> list[str]:
     user_code.check(config)
     try:
         warnings = [*warnings_of(config), *check_machine(config)]
-        if config.resume_from and not (checkpoints(RunPaths(config.folder)) or result_of(config)):
-            branching.check_branch(config)  # the run has no copy of its source yet
+        has_copy = checkpoints(RunPaths(config.folder)) or result_of(config)
+        if config.resume_from and (begins_anew or not has_copy):
+            branching.check_branch(config)
         check_trackers(config.trackers)
         if config.program.is_own:
             return warnings
@@ -80,9 +85,11 @@ def _try_own(config: RunConfig, info: data.DataInfo) -> None:
         check_own_strategy(config)
 
 
-def check_all(configs: Iterable[RunConfig]) -> dict[Path, list[str]]:
+def check_all(
+    configs: Iterable[RunConfig], repeated: Collection[str] = ()
+) -> dict[Path, list[str]]:
     """Check that all points of a sweep can run, and return the warnings about each point by its
-    run folder. See `check_point`.
+    run folder. See `check_point`; the points with the ids in `repeated` begin anew.
 
     Raises:
         ConfigError: If any point cannot run here. It lists what was found of each such point.
@@ -91,7 +98,8 @@ def check_all(configs: Iterable[RunConfig]) -> dict[Path, list[str]]:
     problems: dict[str, None] = {}  # each once, in order
     for config in configs:
         try:
-            warnings[config.folder] = check_point(config)
+            is_repeated = config.run_id in repeated
+            warnings[config.folder] = check_point(config, begins_anew=is_repeated)
         except ConfigError as error:
             problems |= dict.fromkeys(error.problems)
     if problems:
