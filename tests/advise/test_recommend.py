@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import bsweep
-from bsweep.advise import recommend
-from bsweep.advise.search import Search
+from bsweep.advise import recommend, search
+from bsweep.advise.search import Search, _Probe
 from bsweep.analysis.conclusions.next_run import (
     SHARE,
     Grid,
@@ -144,6 +144,21 @@ def test_a_run_out_of_memory_counts_in_a_search_that_resumes(tmp_path: Path) -> 
     second._probe()
     assert [cell[0] for cell in second.cells] == [8, 16]
     assert second.spent(is_wall=True) == 118
+
+
+def test_a_grid_whose_runs_are_all_out_of_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("launch=inline", "num_workers=1", f"results_dir={tmp_path}", "study=s")
+    configs = [compose(f"local_batch={batch}", *words) for batch in (8, 16)]
+    target, objective = target_of(accuracy=0.9), parse_objective("fastest")
+    cells, warnings = recommend._cells(configs, objective), {c.folder: [""] for c in configs}
+    begun = Search(cells, warnings, "bsweep recommend", [], target, objective, 1e4, None)
+    begun.probes = {cell: _Probe(begun.kinds[""], cell[:3], 0.01, 6.0) for cell in cells}
+    begun.study_dir.mkdir()
+    monkeypatch.setattr(search, "_train", lambda *_: "out_of_memory")
+    with pytest.raises(ValueError, match="no cell of the grid fits into memory: add smaller"):
+        begun.lead()
 
 
 def test_without_a_budget_three_runs_are_paid_for() -> None:

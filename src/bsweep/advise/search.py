@@ -217,7 +217,7 @@ class Search:
             StopRequested: If somebody asked a run to stop.
         """
         self._probe()
-        while True:
+        while self.cells:
             seen = self.observed()
             prediction = self._best_known(seen)
             if prediction is not None and has_known_steps(prediction):
@@ -226,6 +226,11 @@ class Search:
             if coming.ends or coming.offer is None:
                 return coming
             self._run(coming, coming.offer, prediction, left)
+        errors = (probe.problem for probe in self.probes.values() if probe.problem)
+        raise ValueError(
+            "no cell of the grid fits into memory: add smaller batches to the grid. The first "
+            f"error: {next(errors)}"
+        )
 
     def _best_known(self, seen: Observed | None) -> Prediction | None:
         """Return the prediction of the best cell from the runs so far; None before any run has
@@ -264,12 +269,6 @@ class Search:
         has_budget = self.budget is not None
         while (coming := next_probe(self.cells, self._probe_costs(has_budget), most)) is not None:
             self._time_steps(coming)
-        if not self.cells:
-            errors = (probe.problem for probe in self.probes.values() if probe.problem)
-            raise ValueError(
-                "no cell of the grid fits into memory: add smaller batches to the grid. The first "
-                f"error: {next(errors)}"
-            )
 
     def _probe_costs(self, is_wall: bool) -> dict[Key, float]:
         """Return what timing the steps of each cell has cost: wall seconds if `is_wall` is true,
