@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import bsweep
 from bsweep.analysis.cell_tables.common_target import common_target
-from bsweep.analysis.cell_tables.tuning import rates, tuned
+from bsweep.analysis.cell_tables.tuning import best_by, rates, tuned
 from bsweep.config.target import target_of
 from tests.support.synthetic_study import write_run
 from tests.support.synthetic_targets import TARGET, Truth, write_target_run
@@ -71,6 +72,21 @@ def test_runs_without_a_time_have_not_missed_their_target(tmp_path: Path) -> Non
     assert table["is_best"].tolist() == [True, False]
     assert table["missed"].eq(0).all()
     assert rates(whole)["metric"].eq("seconds_to_target").all()
+
+
+def test_words_name_the_score_of_the_table(tmp_path: Path) -> None:
+    """Only a run that was interrupted later has reached the target."""
+    for rate in (0.1, 0.2, 0.3):
+        write_target_run(
+            tmp_path / "s", Truth(), batch=32, most_examples=math.inf if rate == 0.3 else 5000,
+            settings={"optimizer.lr": rate, "target_accuracy": TARGET},
+        )  # fmt: skip
+    study = bsweep.load(tmp_path / "s")
+    is_reached = study.runs["reached"].eq(True)
+    study.runs.loc[is_reached, "status"] = "interrupted"
+    assert is_reached.sum() == 1
+    assert rates(study)["metric"].eq("test_accuracy").all()
+    assert "accuracy in the last evaluation" in best_by(study)
 
 
 def test_a_failed_run_at_another_rate_makes_no_table_of_rates(tmp_path: Path) -> None:

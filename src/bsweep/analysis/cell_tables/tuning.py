@@ -54,7 +54,7 @@ def rates(study: Study) -> pd.DataFrame:
         `at_edge`: `lowest` or `highest` where the best of several rates is the lowest or highest
             one tried, else empty.
     """
-    runs = study.runs[study.runs["status"].isin(["completed", "diverged"])]
+    runs = _scored(study)
     settings = rate_settings(runs) if len(runs) else []
     if not settings:
         return pd.DataFrame()
@@ -75,10 +75,15 @@ def rates(study: Study) -> pd.DataFrame:
 
 def best_by(study: Study) -> str:
     """Return in words the score by which `rates` finds the best learning rate of a cell."""
-    if _metric(study.runs) == "seconds_to_target":
+    if _metric(_scored(study)) == "seconds_to_target":
         return "the time to the target"
     score = score_name("test_accuracy", evaluated_part(study.runs))
     return f"the {score} in the last evaluation"
+
+
+def _scored(study: Study) -> pd.DataFrame:
+    """Return the runs whose scores are compared, which ended by themselves."""
+    return study.runs[study.runs["status"].isin(["completed", "diverged"])]
 
 
 def _metric(runs: pd.DataFrame) -> str:
