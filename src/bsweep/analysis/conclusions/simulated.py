@@ -176,12 +176,14 @@ def links_and_codec(text: str) -> tuple[str, str]:
     that such a text may name; empty for that of the runs.
 
     Raises:
-        ValueError: If the text names no codec after `compression=`.
+        ValueError: If the text names no codec after `compression=`, or several.
     """
     words = [word.strip() for word in text.split(",")]
     codecs = [word.removeprefix(_CODEC) for word in words if word.startswith(_CODEC)]
     if "" in codecs:
         raise ValueError(f"--network {text}: name a codec, as in {_CODEC}fp16.")
+    if len(codecs) > 1:
+        raise ValueError(f"--network {text}: name one codec; each --network may have another.")
     links = ",".join(word for word in words if not word.startswith(_CODEC))
     return links, codecs[0] if codecs else ""
 
