@@ -57,7 +57,8 @@ def test_sent_bytes_count_replicas_gradients_too() -> None:
     assert of_pass == in_passes
     num_divided = 64 * 24 + 24 + 24 * 16
     own_part = len(first["parameters"]) - num_divided // 2
-    assert first["epochs"][0]["sent_bytes"] == pytest.approx(in_passes / 2 + 4 * 8 * own_part, 0.05)
+    # Of the last 19 examples one replica has 10: the mean counts, which is the same everywhere.
+    assert first["epochs"][0]["sent_bytes"] == in_passes / 2 + 4 * 8 * own_part
 
 
 @pytest.mark.parametrize(

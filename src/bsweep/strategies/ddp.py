@@ -140,7 +140,9 @@ class InEachPass(InBackward):
 
     def traffic(self) -> Traffic:
         meter, self.meter = self.meter, ExchangeLog()
-        return Traffic(sent_bytes=meter.sent_bytes, received_bytes=meter.received_bytes)
+        counts = torch.tensor([meter.sent_bytes, meter.received_bytes], dtype=torch.float64)
+        sent, received = self.gather(counts).mean(dim=0).tolist()
+        return Traffic(sent_bytes=int(sent), received_bytes=int(received))
 
 
 @contextmanager
