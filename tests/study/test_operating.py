@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from bsweep.cli import run, study_commands
 from bsweep.config.saved import save_config
 from bsweep.config.values import ConfigError
 from bsweep.launch import stop
@@ -28,7 +29,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.locks import claimed
 from bsweep.study import claims, history, states
 from bsweep.study.estimate import Estimate, Timed, timed
-from bsweep.study.history import Planned
+from bsweep.study.history import Command, Planned
 from bsweep.study.run_point import set_aside
 from bsweep.study.states import NEW, State
 from bsweep.study.sweep import Sweep
@@ -264,6 +265,30 @@ def test_a_study_of_which_no_command_is_kept_says_whose_to_type(tmp_path: Path) 
     kept.write_text("{torn\n" + json.dumps(moved) + "\n")
     result = exits(2, "resume", "results/mine", cwd=tmp_path)
     assert "/nowhere/at/all" in result.stderr
+
+
+def test_a_command_of_another_place_stops_no_command_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    again: list[tuple[list[str], set[str]]] = []
+    for study in ("both", "inside"):
+        (tmp_path / study).mkdir()
+
+    def run_again(_: Path, commands: list[Command], run_ids: set[str], *, repeats: bool) -> int:
+        again.append(([command.arguments[0] for command in commands], run_ids))
+        return 0
+
+    monkeypatch.setattr(run, "run_again", run_again)
+    outside, inside = (compose(*TINY, f"local_batch={batch}") for batch in (8, 16))
+    history.record(tmp_path / "both", ["outside"], [outside])
+    monkeypatch.setattr(history, "horovodrun_size", lambda: 2)
+    for study in ("both", "inside"):
+        history.record(tmp_path / study, ["inside"], [inside])
+    assert study_commands.resume([str(tmp_path / "both")]) == 1
+    assert again == [(["outside"], {outside.run_id})]
+    assert "inside` was started inside horovodrun -np 2: start this command" in caplog.text
+    with pytest.raises(ValueError, match="start this command inside horovodrun -np 2, too"):
+        study_commands.resume([str(tmp_path / "inside")])
 
 
 def write_runs(study_dir: Path, number: int, status: str = "completed") -> None:

@@ -129,26 +129,29 @@ def _train_again(study_dir: Path, wanted: Sequence[str] | None = None) -> int:
                 f"{study_dir}: nothing to retry: no point of a command has the state "
                 f"{' or '.join(wanted or ())} ({here})."
             )
-        leading = _leading(study_dir, run_ids)
-        return run.run_again(study_dir, leading, run_ids, repeats=wanted is not None)
+        leading, elsewhere = _leading(study_dir, run_ids)
+        wanted_here, repeats = run_ids - elsewhere, wanted is not None
+        code = run.run_again(study_dir, leading, wanted_here, repeats=repeats)
+        return max(code, 1) if elsewhere else code
 
     return run.in_one_process(lead)
 
 
-def _leading(study_dir: Path, run_ids: set[str]) -> list[Command]:
-    """Return the study's recorded commands that lead to points with the given ids, and warn of
-    points to which none leads.
+def _leading(study_dir: Path, run_ids: set[str]) -> tuple[list[Command], set[str]]:
+    """Return the study's recorded commands that lead to points with the given ids and that this
+    process can run again, and the ids of the points to which only commands of other places lead.
+
+    The process must run as that of a command did: outside horovodrun, or inside one with as many
+    processes. Warn of points to which no such command leads.
 
     Raises:
-        ValueError: If no command leads to any of them, or if a command cannot be run again by this
-            process.
+        ValueError: If this process can run no such command, or the folder where one was typed no
+            longer exists.
     """
     leading = [
-        command
-        for command in history.read_commands(study_dir)
-        if run_ids & {point.run_id for point in command.points}
+        command for command in history.read_commands(study_dir) if run_ids & _points_of([command])
     ]
-    unknown = run_ids - {point.run_id for command in leading for point in command.points}
+    unknown = run_ids - _points_of(leading)
     if unknown:
         problem = (
             f"the study has no recorded command for {len(unknown)} of its runs "
@@ -157,27 +160,27 @@ def _leading(study_dir: Path, run_ids: set[str]) -> list[Command]:
         if not leading:
             raise ValueError(problem)
         logger.warning(f"bsweep: {problem}")
+    here = [command for command in leading if command.num_processes == horovodrun_size()]
+    elsewhere = run_ids - unknown - _points_of(here)
     for command in leading:
-        _refuse_elsewhere(study_dir, command)
-    return leading
+        typed = f"{study_dir}: the recorded command `bsweep run {shlex.join(command.arguments)}`"
+        if elsewhere & _points_of([command]):
+            number = command.num_processes
+            place = f"inside horovodrun -np {number}" if number else "outside horovodrun"
+            problem = f"{typed} was started {place}: start this command {place}, too."
+            if not here:
+                raise ValueError(problem)
+            logger.warning(f"bsweep: {problem}")
+        if command in here and not command.folder.is_dir():
+            raise ValueError(
+                f"{typed} was started in {command.folder}, which no longer exists: type it again "
+                "in the folder where the files of the study are now."
+            )
+    return here, elsewhere
 
 
-def _refuse_elsewhere(study_dir: Path, command: Command) -> None:
-    """Raise ValueError if a recorded command cannot be run again by this process.
-
-    The folder where the command was typed must still exist. The process must run as that of the
-    command did: outside horovodrun, or inside one with as many processes.
-    """
-    typed = f"{study_dir}: the recorded command `bsweep run {shlex.join(command.arguments)}`"
-    if horovodrun_size() != command.num_processes:
-        number = command.num_processes
-        place = f"inside horovodrun -np {number}" if number else "outside horovodrun"
-        raise ValueError(f"{typed} was started {place}: start this command {place}, too.")
-    if not command.folder.is_dir():
-        raise ValueError(
-            f"{typed} was started in {command.folder}, which no longer exists: type it again in "
-            "the folder where the files of the study are now."
-        )
+def _points_of(commands: Sequence[Command]) -> set[str]:
+    return {point.run_id for command in commands for point in command.points}
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
