@@ -67,6 +67,14 @@ def test_runs_with_equal_settings_are_seeds(tmp_path: Path) -> None:
     assert any("no seed is known" in one for one in study.warnings)
 
 
+def test_runs_of_another_table_are_further_seeds(tmp_path: Path) -> None:
+    for names in ("ab", "cba", "d"):
+        rows = [row for name in names for row in curve(name, 8, ("acc", ord(name) / 200))]
+        import_to(tmp_path, write_csv(tmp_path / "runs.csv", rows), *CURVES)
+    runs = bsweep.load(tmp_path / "mine").runs.set_index("seed")
+    assert [round(200 * runs["test_accuracy"][seed]) for seed in range(4)] == [*b"abcd"]
+
+
 def test_one_row_for_a_run_is_enough(tmp_path: Path) -> None:
     row = {"run": "a", "global_batch": 16, "num_workers": 2, "epochs": 4, "width": 32}
     source = write_csv(tmp_path / "r.csv", [{**row, "train_seconds": 10, "test_accuracy": 0.5}])

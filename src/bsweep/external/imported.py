@@ -22,6 +22,7 @@ from bsweep.external.client import MEASURED, SCORES, TRAINED, WHOLE
 from bsweep.external.foreign_records import end_record, epoch_record, start_record
 from bsweep.external.tables import SINCE_1970, Epoch, Row, csv_rows, epoch_at, json_rows, values_at
 from bsweep.runlog.files import RunLog, RunPaths, write_json
+from bsweep.runlog.reading import read_meta
 from bsweep.runlog.records import Event, Status
 from bsweep.runlog.summary import write_summary
 
@@ -264,7 +265,8 @@ class _Run:
         return [first, *(median if value in pauses else value for value in seconds)]
 
     def config(self, study_dir: Path, run_ids: Collection[str]) -> RunConfig:
-        """Return the configuration of the run, with a seed that no earlier run has.
+        """Return the configuration of the run, with a seed that no earlier run has, nor, if the
+        source has no seeds, a run of another name in the study.
 
         Args:
             study_dir: The study's folder.
@@ -305,7 +307,9 @@ class _Run:
             config = parsing.parse(tree)
         except ConfigError as error:
             raise ConfigError(*(f"{self._place}: {text}" for text in error.problems)) from None
-        while "seed" not in settings and config.run_id in run_ids:
+        while "seed" not in settings and (
+            config.run_id in run_ids or self._is_another(study_dir / config.run_id)
+        ):
             config = replace(config, seed=config.seed + 1)
         if config.run_id in run_ids:
             raise ValueError(
@@ -313,6 +317,10 @@ class _Run:
                 "a column in which they differ, --map COLUMN=options.NAME."
             )
         return config
+
+    def _is_another(self, folder: Path) -> bool:
+        """Return True if the study has a run in this folder that has another name."""
+        return folder.exists() and read_meta(RunPaths(folder)).get("imported_run") != self.name
 
     def _missing(self, key: str, example: str, description: str) -> ValueError:
         return ValueError(
