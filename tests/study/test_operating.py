@@ -370,6 +370,25 @@ def test_an_estimate_is_a_line_through_what_was_timed() -> None:
     )
 
 
+def test_an_estimate_ends_where_the_limits_of_the_strategy_end_the_run(tmp_path: Path) -> None:
+    words = (*TINY, "local_batch=2", "num_workers=2", "strategy=diloco", "strategy.sync_every=5")
+    limits = ("strategy.max_rounds=3", "strategy.max_seconds=4", "strategy.max_rounds=3000")
+    configs = [compose(*words, "epochs=9", limit) for limit in limits]
+    by_rounds, by_seconds, by_epochs = map(history.planned, configs)
+    assert by_rounds.num_examples
+    assert by_epochs.max_examples is None
+    half = State("interrupted", epochs_done=9 * 30 / by_rounds.num_examples, can_resume=True)
+    for point, seconds in ((by_rounds, 3 * 5 * 0.5), (by_seconds, 4.0)):
+        estimate = Estimate([Timed(replace(point, run_id="other"), 0.5, 1.0)])
+        assert estimate.seconds(point, NEW) == pytest.approx(seconds + 1)
+    assert Estimate([Timed(by_rounds, 0.5)]).seconds(by_rounds, half) == pytest.approx(7.5 / 2)
+    ended = State("completed", whole_epochs=1, train_seconds=7.5, num_examples=60.0)
+    (timing,) = timed([by_rounds], {by_rounds.run_id: ended})
+    assert timing.step_seconds == pytest.approx(0.5), "the one epoch is a fragment"
+    history.record(tmp_path, ["x"], configs)
+    assert history.read_commands(tmp_path)[0].points == (by_rounds, by_seconds, by_epochs)
+
+
 def test_a_run_with_steps_of_another_shortens_no_estimate() -> None:
     """The records of a run that goes on from another one's checkpoint begin with that one's."""
     branch = Planned("branch", 1, 10, 1000, 10, "k")

@@ -45,7 +45,9 @@ def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]
             continue
         if point.num_examples is None:
             continue
-        steps = state.whole_epochs / point.epochs * point.num_examples / point.examples_per_step
+        # The last epoch of a run that has ended may be a fragment.
+        examples = state.num_examples or state.whole_epochs / point.epochs * point.num_examples
+        steps = examples / point.examples_per_step
         has_ended = state.status == "completed" and state.wall_seconds
         other_seconds = (state.wall_seconds or 0) - state.train_seconds if has_ended else None
         if other_seconds is not None and other_seconds < 0:
@@ -134,17 +136,15 @@ class Estimate:
         """
         if state.status == "completed":
             return 0.0
-        whole = self._whole_seconds(point)
-        done = state.epochs_done / point.epochs if state.can_resume else 0.0
-        return None if whole is None else whole * max(0.0, 1 - done)
-
-    def _whole_seconds(self, point: Planned) -> float | None:
         timing = self._timed.get(point.run_id)
         step_seconds = timing.step_seconds if timing else self._step_seconds(point)
         if step_seconds is None or point.num_examples is None:
             return None
+        share = point.trained_share(step_seconds)
+        steps = share * point.num_examples / point.examples_per_step
         others = self._others.get((point.kind, point.epochs), self._others.get(None, 0.0))
-        return point.num_examples / point.examples_per_step * step_seconds + others
+        done = state.epochs_done / (share * point.epochs) if state.can_resume else 0.0
+        return (steps * step_seconds + others) * max(0.0, 1 - done)
 
     def _step_seconds(self, point: Planned) -> float | None:
         """Return the seconds of a point's step by the line of its number of workers, or else by

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import operator
 import os
 import time
@@ -19,7 +20,7 @@ from pydantic import Field, TypeAdapter
 
 from bsweep import data
 from bsweep.config.run import RunConfig
-from bsweep.config.values import Count, Name, Processes
+from bsweep.config.values import Count, Name, Processes, Seconds
 from bsweep.core import terminal
 from bsweep.core.ranks import horovodrun_size
 from bsweep.runlog.values import MOST
@@ -33,6 +34,9 @@ _Examples = Annotated[int, Field(ge=1, lt=MOST)]
 class Planned:
     """A point's run id and the facts on which its training time depends, such as its number of
     workers.
+
+    `max_examples` and `max_seconds` are those of training after which the strategy ends the run,
+    None if its epochs end it.
     """
 
     run_id: Name
@@ -41,11 +45,20 @@ class Planned:
     num_examples: _Examples | None  # summed over all epochs; None if only the program knows
     epochs: Count
     kind: str  # equal for points that differ only in batch, workers, seed, epochs and rates
+    max_examples: _Examples | None = None
+    max_seconds: Seconds | None = None
 
     @property
     def local_batch(self) -> float:
         """The number of examples that a worker trains on in a step, averaged over all workers."""
         return self.examples_per_step / self.num_workers
+
+    def trained_share(self, step_seconds: float) -> float:
+        """Return the share of the point's epochs after which it ends, if a step takes so long."""
+        assert self.num_examples, "only a point of known size has steps"
+        seconds = self.num_examples / self.examples_per_step * step_seconds
+        by_rounds = (self.max_examples or math.inf) / self.num_examples
+        return min(1.0, by_rounds, (self.max_seconds or math.inf) / seconds)
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,10 @@ class Command:
 def planned(config: RunConfig) -> Planned:
     num_train = data.num_train(config.data)
     num_examples = None if num_train is None else config.epochs * num_train
+    max_rounds, max_seconds = config.strategy.ends_after
+    max_examples = max_rounds and max_rounds * config.examples_per_round
+    if max_examples and num_examples and max_examples >= num_examples:
+        max_examples = None
     return Planned(
         config.run_id,
         config.num_workers,
@@ -73,6 +90,8 @@ def planned(config: RunConfig) -> Planned:
         num_examples,
         config.epochs,
         _kind(*_SETTINGS_OF_KIND(config)),
+        max_examples,
+        max_seconds,
     )
 
 

@@ -4,6 +4,7 @@ timings of a few steps.
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
@@ -19,6 +20,7 @@ from bsweep.launch import LaunchRequest, Outcome, hosts_check
 from bsweep.runlog import profile_file
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import numbered, read_json, read_records
+from bsweep.study.history import planned
 from bsweep.study.run_point import write_inputs
 
 TRIED_STEPS = 10
@@ -113,11 +115,15 @@ def try_out(
     evaluation_seconds = max(0.0, seconds - start_seconds - train_seconds)
     examples = epoch["images_per_second"] * train_seconds
     steps = epoch["num_steps"] if is_own else examples / config.examples_per_step
+    step_seconds = train_seconds / steps
+    num_train = start["num_train"] if is_own else data.prepare(config.data).num_train
+    whole = replace(planned(config), num_examples=config.epochs * num_train)
+    num_epochs = math.ceil(config.epochs * whole.trained_share(step_seconds))
     peaks = [memory["peak_bytes"] or 0 for memory in epoch.get("worker_memory") or ()]
     return Tried(
-        train_seconds / steps,
-        start_seconds + config.epochs * evaluation_seconds,
-        start["num_train"] if is_own else data.prepare(config.data).num_train,
+        step_seconds,
+        start_seconds + num_epochs * evaluation_seconds,
+        num_train,
         max(peaks, default=0) or None,
         start["num_parameters"],
         (epoch.get("sent_bytes") or 0) / steps,
