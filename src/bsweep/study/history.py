@@ -144,7 +144,7 @@ def record(study_dir: Path, arguments: Sequence[str], configs: Sequence[RunConfi
 
 def read_commands(study_dir: Path) -> list[Command]:
     """Return the `bsweep run` commands that a study has recorded, each only once, in the order in
-    which they were last typed.
+    which they were first typed with their present points.
 
     Damaged lines of the file are left out, and named in a warning.
     """
