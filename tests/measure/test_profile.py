@@ -58,6 +58,7 @@ def test_every_part_of_a_step_is_timed_and_nothing_is_trained(device: str, tmp_p
     assert not torch.equal(job.vector.parameters, before), "a step would have trained"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "policy",
     [

@@ -286,7 +286,7 @@ def test_a_command_of_another_place_stops_no_command_of_this_one(
         history.record(tmp_path / study, ["inside"], [inside])
     assert study_commands.resume([str(tmp_path / "both")]) == 1
     assert again == [(["outside"], {outside.run_id})]
-    assert "inside` was started inside horovodrun -np 2: start this command" in caplog.text
+    assert "horovodrun -np 2" in caplog.text
     with pytest.raises(ValueError, match="start this command inside horovodrun -np 2, too"):
         study_commands.resume([str(tmp_path / "inside")])
 
@@ -377,6 +377,8 @@ def test_an_estimate_ends_where_the_limits_of_the_strategy_end_the_run(tmp_path:
     by_rounds, by_seconds, by_epochs = map(history.planned, configs)
     assert by_rounds.num_examples
     assert by_epochs.max_examples is None
+    seven = history.planned(compose(*words, "epochs=9", "strategy.max_rounds=7"))
+    assert seven.max_examples == 90 + 2 * 20, "an epoch of five rounds, of which one is short"
     half = State("interrupted", epochs_done=9 * 30 / by_rounds.num_examples, can_resume=True)
     for point, seconds in ((by_rounds, 3 * 5 * 0.5), (by_seconds, 4.0)):
         estimate = Estimate([Timed(replace(point, run_id="other"), 0.5, 1.0)])

@@ -106,8 +106,17 @@ def test_a_full_disk_is_a_failed_point_that_says_where_and_what_to_do(tiny_disk:
 
 
 @pytest.mark.parametrize("is_asked", [True, False], ids=["asked", "at once"])
-def test_a_full_disk_keeps_no_sweep_from_stopping(
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (OSError(errno.ENOSPC, "no space left", "summary.json"), "no space left"),
+        (OSError(errno.EACCES, "no access", "summary.json"), "'summary.json'"),
+    ],
+)
+def test_a_summary_that_cannot_be_written_keeps_no_sweep_from_stopping(
     is_asked: bool,
+    error: OSError,
+    shown: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -119,14 +128,14 @@ def test_a_full_disk_keeps_no_sweep_from_stopping(
         return Outcome("interrupted", "stopped on request")
 
     def write_summary(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left for summary.json")
+        raise error
 
     monkeypatch.setattr("bsweep.launch.launch", launch)
     monkeypatch.setattr(run_point, "write_summary", write_summary)
     config = compose("local_batch=8", f"results_dir={tmp_path}")
     with pytest.raises(run_point.StopRequested):
         run_point.run_point(config, "bsweep run", [], Progress(1))
-    assert "interrupted: no space left for summary.json" in capsys.readouterr().err
+    assert shown in capsys.readouterr().err
 
 
 def test_a_full_shared_memory_that_stops_horovodrun_is_named(tmp_path: Path) -> None:

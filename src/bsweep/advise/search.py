@@ -328,13 +328,13 @@ class Search:
         """
         self.num_train = num_train
 
-        def learned(config: RunConfig) -> RunConfig:
+        def with_num_train(config: RunConfig) -> RunConfig:
             if isinstance(config.data, ProgramDataConfig) and config.data.num_train is None:
                 return replace(config, data=replace(config.data, num_train=num_train))
             return config
 
-        self.points = [*map(learned, self.points)]
-        self.cells = {key: [*map(learned, configs)] for key, configs in self.cells.items()}
+        self.points = [*map(with_num_train, self.points)]
+        self.cells = {key: [*map(with_num_train, configs)] for key, configs in self.cells.items()}
         vars(self).pop("planned", None)  # it has the number of examples
 
     def _keep(self) -> None:

@@ -28,8 +28,8 @@ class RaiseInsteadOfDecay(Changing):
         return Decision(wanted, {"milestones": self.milestones}, reason)
 
     def _passed(self, epochs_done: float) -> int:
-        """Return the number of milestones at which the rate would have been lowered by now. During
-        its warm-up it is not: it falls for those milestones when the warm-up ends.
+        """Return the number of milestones that would have lowered the rate by now. Those within
+        the warm-up do so when it ends.
         """
         o = self.config.optimizer
         if epochs_done < o.warmup_epochs:

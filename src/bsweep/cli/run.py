@@ -96,8 +96,8 @@ def run_again(study_dir: Path, history: Sequence[Command], run_ids: Set[str], re
                 if config.study_dir.resolve() == study_dir and config.run_id in recorded
             ]
             sweep = Sweep(points, command.arguments, missing, repeats)
-            code = max(code, _train(sweep, typed.flags.report))
             missing -= {config.run_id for config in points}
+            code = max(code, _train(sweep, typed.flags.report))
         except (ValueError, OSError) as error:
             logger.error(f"bsweep: {error}")
             code = BAD_CONFIG

@@ -129,10 +129,10 @@ def _train_again(study_dir: Path, wanted: Sequence[str] | None = None) -> int:
                 f"{study_dir}: nothing to retry: no point of a command has the state "
                 f"{' or '.join(wanted or ())} ({here})."
             )
-        leading, elsewhere = _leading(study_dir, run_ids)
-        wanted_here, repeats = run_ids - elsewhere, wanted is not None
-        code = run.run_again(study_dir, leading, wanted_here, repeats=repeats)
-        return max(code, 1) if elsewhere else code
+        runnable, unreachable = _leading(study_dir, run_ids)
+        repeats = wanted is not None
+        code = run.run_again(study_dir, runnable, run_ids - unreachable, repeats=repeats)
+        return max(code, 1) if unreachable else code
 
     return run.in_one_process(lead)
 
@@ -149,9 +149,9 @@ def _leading(study_dir: Path, run_ids: set[str]) -> tuple[list[Command], set[str
             longer exists.
     """
     leading = [
-        command for command in history.read_commands(study_dir) if run_ids & _points_of([command])
+        command for command in history.read_commands(study_dir) if run_ids & _run_ids_of([command])
     ]
-    unknown = run_ids - _points_of(leading)
+    unknown = run_ids - _run_ids_of(leading)
     if unknown:
         problem = (
             f"the study has no recorded command for {len(unknown)} of its runs "
@@ -160,26 +160,26 @@ def _leading(study_dir: Path, run_ids: set[str]) -> tuple[list[Command], set[str
         if not leading:
             raise ValueError(problem)
         logger.warning(f"bsweep: {problem}")
-    here = [command for command in leading if command.num_processes == horovodrun_size()]
-    elsewhere = run_ids - unknown - _points_of(here)
+    runnable = [command for command in leading if command.num_processes == horovodrun_size()]
+    unreachable = run_ids - unknown - _run_ids_of(runnable)
     for command in leading:
-        typed = f"{study_dir}: the recorded command `bsweep run {shlex.join(command.arguments)}`"
-        if elsewhere & _points_of([command]):
+        title = f"{study_dir}: the recorded command `bsweep run {shlex.join(command.arguments)}`"
+        if unreachable & _run_ids_of([command]):
             number = command.num_processes
             place = f"inside horovodrun -np {number}" if number else "outside horovodrun"
-            problem = f"{typed} was started {place}: start this command {place}, too."
-            if not here:
+            problem = f"{title} was started {place}: start this command {place}, too."
+            if not runnable:
                 raise ValueError(problem)
             logger.warning(f"bsweep: {problem}")
-        if command in here and not command.folder.is_dir():
+        if command in runnable and not command.folder.is_dir():
             raise ValueError(
-                f"{typed} was started in {command.folder}, which no longer exists: type it again "
+                f"{title} was started in {command.folder}, which no longer exists: type it again "
                 "in the folder where the files of the study are now."
             )
-    return here, elsewhere
+    return runnable, unreachable
 
 
-def _points_of(commands: Sequence[Command]) -> set[str]:
+def _run_ids_of(commands: Sequence[Command]) -> set[str]:
     return {point.run_id for command in commands for point in command.points}
 
 

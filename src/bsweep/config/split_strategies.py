@@ -330,8 +330,9 @@ class PipelineConfig(StagedConfig):
         """Return the shares as `StrategyConfig.sent_in_pass` says: of activations, which pass each
         border between workers twice. Replicas sum gradients once in a step.
         """
-        owners = [self.part_of(s, num_workers) for s in range(self.num_stages(num_workers))]
-        borders = sum(one != other for one, other in pairwise(owners))
+        stages = range(self.num_stages(num_workers))
+        owners = [self.part_of(stage, num_workers) for stage in stages]
+        borders = sum(owner != next_owner for owner, next_owner in pairwise(owners))
         between = self._between_replicas(num_workers) / num_passes
         return between, borders / self.num_parts(num_workers)
 

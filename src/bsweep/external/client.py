@@ -172,7 +172,7 @@ class Run:
             raise ValueError(
                 f"log({min(unknown)}=...) is unknown: bsweep knows {', '.join(sorted(known))}."
             )
-        _refuse_no_fraction("log", "train_accuracy", values.get("train_accuracy"))
+        _check_fraction("log", "train_accuracy", values.get("train_accuracy"))
         for name in (*MEASURED, *WHOLE):
             value = float(values.get(name, 0.0))
             if value < 0 or math.isinf(value):  # NaN was not measured
@@ -200,7 +200,7 @@ class Run:
         Raises:
             ValueError: If an accuracy is not a fraction.
         """
-        _refuse_no_fraction("evaluated", "test_accuracy", test_accuracy)
+        _check_fraction("evaluated", "test_accuracy", test_accuracy)
         scores = {"test_loss": test_loss, "test_accuracy": test_accuracy}
         values = {name: score for name, score in scores.items() if score is not None}
         self.loop.evaluated(self._reduced(values, reduce, mean))
@@ -229,7 +229,7 @@ class Run:
         return {name: float(mean(value) if mean else value) for name, value in values.items()}
 
 
-def _refuse_no_fraction(method: str, name: str, value: float | None) -> None:
+def _check_fraction(method: str, name: str, value: float | None) -> None:
     if value is not None and not (0 <= value <= 1 or math.isnan(value)):
         raise ValueError(
             f"{method}({name}={value:g}) is not a fraction between 0 and 1: divide a percentage by "

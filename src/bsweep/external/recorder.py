@@ -247,7 +247,9 @@ class Recorder:
         values = report["values"]
         self._refuse_divergence({name: values[name] for name in TRAINED if name in values})
         # NaN stands for what was not measured.
-        self._epoch.values |= {name: x for name, x in values.items() if not math.isnan(x)}
+        self._epoch.values |= {
+            name: value for name, value in values.items() if not math.isnan(value)
+        }
 
     def _take_evaluated(self, report: Mapping[str, Any]) -> None:
         self._refuse_divergence(report["values"])

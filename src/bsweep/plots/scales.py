@@ -124,8 +124,8 @@ def _fit_losses(side: Side, values: Iterable[float], ends: Sequence[float]) -> N
     """
     known = np.asarray([value for value in values if 0 < value < math.inf])
     middle = float(np.median(known)) if len(known) else 1.0
-    near = known[(known <= _CUT * middle) & (known >= middle / _CUT)]
-    low, high = extent(near) if len(near) else (middle, middle)
+    near_losses = known[(known <= _CUT * middle) & (known >= middle / _CUT)]
+    low, high = extent(near_losses) if len(near_losses) else (middle, middle)
     low, high = extent([low, high, *(end for end in ends if low / _FAR <= end <= high * _FAR)])
     margin = (high / low) ** 0.06 * 1.01
     side.fit(low / margin, high * margin, "log")

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from bsweep.runlog.files import RunPaths
 
 _TRY_SECONDS, _MOST_TRIES = 0.05, 200
-_CHECK_SECONDS = 0.001
+_CHECK_SECONDS, _MOST_CHECKS = 0.001, 50
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
@@ -33,7 +33,7 @@ def claimed(path: Path) -> Iterator[bool]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as lock:
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MOST_CHECKS):
             is_ours = _try_lock(lock)
             if is_ours or is_claimed(path):
                 break

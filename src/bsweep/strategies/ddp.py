@@ -85,7 +85,7 @@ class DDP(TorchStrategy, InBackward):
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         super().load_own_state(state)
-        if self.card.hook != "powersgd":  # then another strategy may have saved the state
+        if self.card.hook != "powersgd":  # another strategy, without this state, may have saved it
             return
         device = self._vector.parameters.device
         for name, value in state["powersgd"].items():

@@ -36,9 +36,10 @@ def check_point(config: RunConfig, *, begins_anew: bool = False) -> list[str]:
     user_code.check(config)
     try:
         warnings = [*warnings_of(config), *check_machine(config)]
-        has_copy = checkpoints(RunPaths(config.folder)) or result_of(config)
-        if config.resume_from and (begins_anew or not has_copy):
-            branching.check_branch(config)
+        if config.resume_from and (
+            begins_anew or not (checkpoints(RunPaths(config.folder)) or result_of(config))
+        ):
+            branching.check_branch(config)  # the run has no copy of its source
         check_trackers(config.trackers)
         if config.program.is_own:
             return warnings

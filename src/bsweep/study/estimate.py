@@ -51,7 +51,7 @@ def timed(points: Iterable[Planned], states: Mapping[str, State]) -> list[Timed]
         has_ended = state.status == "completed" and state.wall_seconds
         other_seconds = (state.wall_seconds or 0) - state.train_seconds if has_ended else None
         if other_seconds is not None and other_seconds < 0:
-            other_seconds = None  # the steps of another run count (resume_from), not its rest
+            other_seconds = None  # `train_seconds` has another run's steps, too (resume_from)
         measured.append(Timed(point, state.train_seconds / steps, other_seconds))
     return measured
 

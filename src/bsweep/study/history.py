@@ -35,8 +35,8 @@ class Planned:
     """A point's run id and the facts on which its training time depends, such as its number of
     workers.
 
-    `max_examples` and `max_seconds` are those of training after which the strategy ends the run,
-    None if its epochs end it.
+    The strategy ends the run after `max_examples`, None if its epochs end it before, or after
+    `max_seconds` of training, None without a limit.
     """
 
     run_id: Name
@@ -80,9 +80,12 @@ def planned(config: RunConfig) -> Planned:
     num_train = data.num_train(config.data)
     num_examples = None if num_train is None else config.epochs * num_train
     max_rounds, max_seconds = config.strategy.ends_after
-    max_examples = max_rounds and max_rounds * config.examples_per_round
-    if max_examples and num_examples and max_examples >= num_examples:
-        max_examples = None
+    max_examples = None
+    if max_rounds and num_train:
+        rounds_per_epoch = -(-num_train // config.examples_per_round)  # the last may be shorter
+        epochs, rounds = divmod(max_rounds, rounds_per_epoch)
+        if epochs < config.epochs:
+            max_examples = epochs * num_train + rounds * config.examples_per_round
     return Planned(
         config.run_id,
         config.num_workers,

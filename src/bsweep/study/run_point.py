@@ -18,6 +18,7 @@ from bsweep import launch
 from bsweep.config import user_code
 from bsweep.config.run import RunConfig
 from bsweep.config.saved import save_config
+from bsweep.core.whole_files import is_full
 from bsweep.launch import LaunchRequest, Outcome, hosts_check
 from bsweep.launch.pool import ProcessPool
 from bsweep.launch.stop import Stopping
@@ -165,19 +166,28 @@ def _attempt(
         was_to_stop = was_to_stop or is_stop_requested(paths)
         seconds = earlier.wall_seconds + time.monotonic() - began
         try:
-            status, message = write_summary(paths, config, outcome.status, outcome.message, seconds)
+            outcome = _end(config, paths, outcome, seconds, progress)
         except OSError as error:
-            if was_to_stop:  # the sweep ends all the same
-                progress.give_up(config, str(error.strerror))
-                raise StopRequested(by_signal=stopping.has_signal) from None
-            raise
-        outcome = replace(outcome, status=status, message=message)
-        progress.end(outcome)
-        if status in ("completed", "diverged"):  # such a run is never resumed
-            shutil.rmtree(paths.checkpoints, ignore_errors=True)
-        paths.stop.unlink(missing_ok=True)
+            if not was_to_stop:
+                raise
+            progress.give_up(config, str(error.strerror if is_full(error) else error))
     if was_to_stop:
         raise StopRequested(by_signal=stopping.has_signal)
+    return outcome
+
+
+def _end(
+    config: RunConfig, paths: RunPaths, outcome: Outcome, seconds: float, progress: Progress
+) -> Outcome:
+    """Write the summary of a run that has ended after so many seconds, show its end, and remove the
+    files that it needs no more. Return how it ended, by the summary.
+    """
+    status, message = write_summary(paths, config, outcome.status, outcome.message, seconds)
+    outcome = replace(outcome, status=status, message=message)
+    progress.end(outcome)
+    if status in ("completed", "diverged"):  # such a run is never resumed
+        shutil.rmtree(paths.checkpoints, ignore_errors=True)
+    paths.stop.unlink(missing_ok=True)
     return outcome
 
 

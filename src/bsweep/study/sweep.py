@@ -56,7 +56,8 @@ class Sweep:
     ) -> None:
         self._arguments, self._is_new, self._repeats = arguments, wanted is None, repeats
         self._command = f"bsweep run {shlex.join(arguments)}"
-        self._warnings = checks.check_all(configs, repeated=wanted or () if repeats else ())
+        repeated = wanted if repeats and wanted else ()
+        self._warnings = checks.check_all(configs, repeated)
         # By their folders: a point that is given twice is run once.
         self._points = {
             config.folder: config for config in configs if wanted is None or config.run_id in wanted

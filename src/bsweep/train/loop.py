@@ -95,7 +95,10 @@ def train_epoch(job: Job, cursor: Cursor, checkpoints: CheckpointSchedule) -> Ep
                 evaluation.within_epoch(job, cursor, sum(seconds))
         cursor.checkpoint_seconds += checkpoints.after_round(cursor, clock)
     joules = meter.joules() if is_whole else math.nan
-    return _epoch_record(job, cursor, clock, joules, has_steps)
+    # A run that resumes where an epoch's last step had ended has measured no step of it.
+    measured_peak = memory.peak_bytes(job.device) if has_steps else None
+    peak_memory_bytes = cursor.peak_memory_bytes or measured_peak
+    return _epoch_record(job, cursor, clock, joules, peak_memory_bytes)
 
 
 def train_and_record_round(job: Job, cursor: Cursor, order: Tensor, clock: StepClock) -> None:
@@ -139,8 +142,13 @@ def train_and_record_round(job: Job, cursor: Cursor, order: Tensor, clock: StepC
 
 
 def _epoch_record(
-    job: Job, cursor: Cursor, clock: StepClock, host_joules: float, has_steps: bool
+    job: Job,
+    cursor: Cursor,
+    clock: StepClock,
+    host_joules: float,
+    peak_memory_bytes: int | None,
 ) -> Epoch:
+    """Return the record of an epoch; evaluate the model first, if that is due."""
     totals = (cursor.totals + cursor.recent).tolist()
     loss, correct, labels, joules = job.sums(
         torch.tensor([*totals, host_joules], dtype=torch.float64)
@@ -150,9 +158,6 @@ def _epoch_record(
     seconds = clock.seconds()
     traffic = asdict(job.strategy.traffic())
     waits = traffic["worker_wait_seconds"]
-    # A run that resumes where an epoch's last step had ended has measured no step of it.
-    measured = memory.peak_bytes(job.device) if has_steps else None
-    peak_memory_bytes = cursor.peak_memory_bytes or measured
     if job.graphs and peak_memory_bytes is not None:
         # Steps that replay a graph allocate nothing, and the optimizer's state exists by now.
         peak_memory_bytes = max(

@@ -37,7 +37,7 @@ _NONE = (
 
 def with_simulated(
     step_time: StepTimeFit, seen: Observed, grid: Sequence[Key], network: str,
-    constants: Constants, measured_network: str | None = None,
+    constants: Constants, measured_network: str | None,
 ) -> tuple[StepTimeFit, list[Key], list[str]]:  # fmt: skip
     """Return a fit that takes cells on more workers than were timed from a simulation, the cells of
     the grid but for those that bsweep would refuse to train so, and warnings on what is left out

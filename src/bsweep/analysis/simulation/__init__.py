@@ -236,7 +236,7 @@ def links_of(
         network: Words as `parse_network` takes them, or `measured`.
         name: The name of the source of the constants, for messages.
         measured_network: The words for the links on which the study was measured. What its
-            exchanges took beyond them is the hosts'. None: nothing is.
+            exchanges took beyond these links counts as time of the hosts. None: hosts take no time.
 
     Returns:
         The links.

@@ -79,7 +79,7 @@ class Case:
         workers, if its strategy divides a model and the user did not choose replicas.
         """
         choice = self.choice
-        if getattr(choice.strategy, "replicas", 0) == 1 and ":replicas=" not in choice.name:
+        if getattr(choice.strategy, "replicas", 0) == 1 and not choice.has_replicas:
             for parts in (parts for parts in (8, 4, 2) if self.num_workers % parts == 0):
                 strategy = replace(choice.strategy, replicas=self.num_workers // parts)
                 config = replace(choice.config, strategy=strategy)

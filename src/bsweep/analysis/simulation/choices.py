@@ -28,10 +28,12 @@ class Choice:
 
     `config` has their cards and that of the optimizer, which some strategies refuse, and
     that of the model, or None if it is not known. Its other values are of no account.
+    `has_replicas` is True if the words name the replicas.
     """
 
     name: str
     config: RunConfig
+    has_replicas: bool
 
     @property
     def strategy(self) -> Any:
@@ -111,7 +113,7 @@ def choice_of(word: str, runs: pd.DataFrame, codec: str = "none") -> Choice:
         launch=card_like("launch", "horovodrun" if card.can.uses_horovod else "torchrun"),
         model=_model(runs),
     )
-    return Choice(word, config)
+    return Choice(word, config, has_replicas="replicas" in given)
 
 
 def choice_of_point(config: RunConfig) -> Choice:
@@ -122,7 +124,7 @@ def choice_of_point(config: RunConfig) -> Choice:
     """
     for group in ("strategy", "compression"):
         class_of(group, getattr(config, group).name)
-    return Choice(str(config.strategy.name), config)
+    return Choice(str(config.strategy.name), config, has_replicas=True)
 
 
 def _key_and_value(pair: str) -> tuple[str, Any]:

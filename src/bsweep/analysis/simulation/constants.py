@@ -122,8 +122,8 @@ class Constants:
     link: Link | None = None  # as measured, between the workers of the study
     other_way: float = OTHER_WAY  # for exchanges that were not measured
     beyond: float = BEYOND  # for each doubling of the measured workers
-    codec_seconds: Mapping[Any, float] = field(default_factory=dict)  # of a step
-    codec_shares: Mapping[Any, float] = field(default_factory=dict)  # of the gradient's bytes
+    codec_seconds: Mapping[str, float] = field(default_factory=dict)  # of a step
+    codec_shares: Mapping[str, float] = field(default_factory=dict)  # of the gradient's bytes
     speeds: tuple[float, ...] = (1.0,)  # of workers, again and again
     memories: tuple[float, ...] = ()  # in GB, of workers, again and again; empty: unknown
     largest_batches: tuple[int, ...] = ()  # that workers hold, as probed; empty: unknown
@@ -173,7 +173,8 @@ def of_study(
     alone = timed[timed["num_workers"] == 1]
     spread_runs = (alone if len(alone) else timed)["run_id"]
     link, factors = _measured_link(steps)
-    codec_seconds = steps.groupby("compression")["codec_seconds_of_step"].median().dropna()
+    by_codec = steps.groupby("compression")["codec_seconds_of_step"]
+    codec_seconds: dict[Any, float] = by_codec.median().dropna().to_dict()
     return Constants(
         **_fitted(timings),
         parameter_bytes=(parameters or 0) * PARAMETER_BYTES or _parameter_bytes(study, steps),
@@ -184,7 +185,7 @@ def of_study(
         example_bytes=max(way.example_bytes for way in ways_of(study, runs)[1].values()),
         link=link,
         exchange_factors=factors,
-        codec_seconds=codec_seconds.to_dict(),
+        codec_seconds=codec_seconds,
         codec_shares=_codec_shares(steps),
         is_gpu=not runs["device"].eq("cpu").all(),
         precision=str(runs["precision"].iloc[0]),
@@ -278,8 +279,8 @@ def _steps(study: Study, runs: pd.DataFrame) -> pd.DataFrame:
     )
     is_known = (is_alone | is_plain) & table["local_batches"].fillna("").eq("")
     seconds = table["total_seconds_of_step"]
-    of_lone = seconds - table["codec_seconds_of_step"].fillna(0)
-    computing = table["compute_seconds_of_step"].mask(is_alone, of_lone).where(is_known)
+    lone_seconds = seconds - table["codec_seconds_of_step"].fillna(0)
+    computing = table["compute_seconds_of_step"].mask(is_alone, lone_seconds).where(is_known)
     return table.assign(step_seconds=seconds, compute_seconds=computing)
 
 

@@ -170,8 +170,8 @@ def measured_rows(
 def compared(
     table: pd.DataFrame, constants: Constants, lone_batch: float, price: float | None
 ) -> pd.DataFrame:
-    """Return a table of simulated and measured rows with what compares each with one worker, whose
-    rows of a study are measured, too, if it has such runs.
+    """Return a table of rows with columns that compare each with one worker: a measured row with
+    the study's measured worker, if it has one, and any other row with a simulated worker.
 
     Args:
         table: The rows.
@@ -179,8 +179,8 @@ def compared(
         lone_batch: The local batch of the one worker, which has the speed 1.
         price: The price of one worker for an hour; None if it is not known.
     """
-    even, alone = replace(constants, speeds=(1.0,)), choice_of("single", pd.DataFrame())
-    lone_row = row_of(Case(even, Network(FREE), alone, 1, lone_batch, divides=False))
+    even_constants, alone = replace(constants, speeds=(1.0,)), choice_of("single", pd.DataFrame())
+    lone_row = row_of(Case(even_constants, Network(FREE), alone, 1, lone_batch, divides=False))
     simulated, steps = float(lone_row["examples_per_second"]), constants.measured
     alike = steps[(steps["num_workers"] == 1) & (steps["local_batch"] == lone_batch)]
     measured = [*(alike["global_batch"] / alike["step_seconds"]).dropna()] or [simulated]

@@ -93,7 +93,8 @@ def _then_exchange(
     case: Case, seconds: Array, parts: int = 1, steps_each: int = 1, examples_factor: float = 1.0
 ) -> Outcome:
     """Return the outcome of steps, or of rounds of `steps_each` steps, that compute, and exchange
-    for so long while no worker computes. The examples of a pass are divided among `parts` workers.
+    for so long while no worker computes. The examples of a pass are divided among `parts` workers;
+    see `Outcome` for `examples_factor`.
     """
     busy = case.busy(steps_each, parts=parts)
     slowest = busy.max(axis=1)
@@ -151,7 +152,9 @@ def _(card: LocalSGDConfig | DiLoCoConfig, case: Case) -> Outcome:
     examples = case.local_steps(steps_each) * case.batches
     factor = float(examples.mean() / (steps_each * case.batches.mean()))
     case = replace(case, num_steps=max(NUM_DRAWS, -(-case.num_steps // steps_each)))
-    return _then_exchange(case, case.gradient_seconds(), 1, steps_each, factor)
+    return _then_exchange(
+        case, case.gradient_seconds(), steps_each=steps_each, examples_factor=factor
+    )
 
 
 def _steps_between(case: Case, sync_every: int) -> int:
