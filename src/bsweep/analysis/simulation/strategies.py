@@ -6,6 +6,7 @@ mean is said on its card.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import pairwise
@@ -242,21 +243,28 @@ def _asynchronous(busy: Array, push: tuple[float, float, float], most_lead: int)
         most_lead: By how many steps a worker may be ahead of the slowest one.
     """
     (on_server, on_worker, latency), (num_steps, num_workers) = push, busy.shape
-    ends, steps = np.empty(busy.shape), np.zeros(num_workers, int)
-    next_pushes = busy[0].copy()  # of each worker; infinite while it waits, and at the end
-    pushes_until = answers_until = 0.0
-    for _ in range(busy.size):
-        worker = int(next_pushes.argmin())
-        now, next_pushes[worker] = float(next_pushes[worker]), np.inf
+    seconds, ends, steps = busy.T.tolist(), np.empty(busy.shape), [0] * num_workers
+    pushes = [(own_seconds[0], worker) for worker, own_seconds in enumerate(seconds)]
+    heapq.heapify(pushes)  # the next push of each worker that does not wait
+    unfinished = [num_workers] * num_steps  # workers that have not ended each step
+    waiting: list[int] = []  # workers that are too far ahead
+    slowest, pushes_until, answers_until = 0, 0.0, 0.0
+    while pushes:
+        now, worker = heapq.heappop(pushes)
         pushes_until = max(now, pushes_until) + on_server
         pushed = max(pushes_until, now + on_worker) + latency
         answers_until = max(pushed, answers_until) + on_server
         answered = max(answers_until, pushed + on_worker) + latency
-        ends[steps[worker], worker] = answered
-        steps[worker] += 1
-        may_go_on = (steps < num_steps) & (steps - most_lead <= steps.min())
-        idle = np.flatnonzero(np.isinf(next_pushes) & may_go_on)
-        next_pushes[idle] = answered + busy[steps[idle], idle]
+        step, going_on = steps[worker], [worker]
+        ends[step, worker] = answered
+        steps[worker], unfinished[step] = step + 1, unfinished[step] - 1
+        if not unfinished[step]:
+            slowest, going_on, waiting = step + 1, [worker, *waiting], []
+        for other in going_on:
+            if steps[other] - most_lead > slowest:
+                waiting.append(other)
+            elif steps[other] < num_steps:
+                heapq.heappush(pushes, (answered + seconds[other][steps[other]], other))
     return ends
 
 
