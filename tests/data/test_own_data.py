@@ -138,6 +138,8 @@ def pairs(count: int, *, dtype: torch.dtype = torch.uint8, side: int = 4) -> _Ex
         (pairs(3, dtype=torch.float32), "testing are uint8 of shape (3, 4, 4)"),
         (_Examples([(torch.zeros(3, 4, 4, dtype=torch.uint8), -1)]), "a label is -1"),
         ((torch.zeros(3, 2), torch.zeros(3, 7, dtype=torch.int64)), "labels of shape (3, 7)"),
+        (pairs(3, dtype=torch.complex64), "the data hold complex numbers"),
+        ((torch.zeros(3, 2), torch.zeros(3) + 1j), "the data hold complex numbers"),
         (_Examples([(Image.new("F", (4, 4)), 0)]), "32-bit grey levels"),
     ],
 )

@@ -152,9 +152,10 @@ def _split(split_name: str, split: Any, side: int | None, deep: Deep) -> tuple[T
         inputs, labels = _stacked(split_name, split, side, deep)
     else:
         raise Unfit(
-            f"the {split_name} data are {_type(split)}, which has no len() or no [index]: return a "
-            "map-style data set, or a pair of tensors."
+            f"the {split_name} data are a {type(split).__name__}, which has no len() or no "
+            "[index]: return a map-style data set, or a pair of tensors."
         )
+    inputs, labels = _plain(inputs), _plain(labels)
     if not len(labels) or len(inputs) != len(labels):
         raise Unfit(
             f"the {split_name} data have {len(inputs)} inputs and {len(labels)} labels: give one "
@@ -167,11 +168,17 @@ def _split(split_name: str, split: Any, side: int | None, deep: Deep) -> tuple[T
             f"the {split_name} data have labels of shape {tuple(labels.shape)}: give one class for "
             "each example, or for each token."
         )
-    return _plain(inputs), _plain(labels)
+    return inputs, labels
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor on the CPU, in a form that a file can store: bfloat16 becomes float32."""
+    """Return a tensor on the CPU, in a form that a file can store: bfloat16 becomes float32.
+
+    Raises:
+        Unfit: If it holds complex numbers, of which a later conversion would drop a part.
+    """
+    if tensor.is_complex():
+        raise Unfit("the data hold complex numbers: give real ones, as torch.view_as_real does.")
     tensor = tensor.detach().cpu()
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
@@ -188,8 +195,8 @@ def _stacked(split_name: str, split: Any, side: int | None, deep: Deep) -> tuple
         example = split[number]
         if not isinstance(example, tuple | list) or len(example) != 2:
             raise Unfit(
-                f"{split_name} example {number} is {_type(example)}, not a pair of an image or "
-                "tensor and its label."
+                f"{split_name} example {number} is a {type(example).__name__}, not a pair of an "
+                "image or tensor and its label."
             )
         pair = _tensor(example[0], side), torch.as_tensor(example[1])
         if number == 0:
@@ -221,7 +228,3 @@ def _are_alike(tensor: Tensor, other: Tensor) -> bool:
 
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
-
-
-def _type(value: object) -> str:
-    return f"a {type(value).__name__}"
