@@ -22,6 +22,7 @@ from bsweep.runlog.reading import read_records
 from bsweep.study import branching
 from tests.study.test_run import runs, summary
 from tests.support.running import TINY, compose, exits, ran_ok
+from tests.support.training import train
 
 ALONE = ("strategy=single", "launch=inline")
 MODELS = """\
@@ -83,6 +84,19 @@ class Modes(nn.Module):
         outputs = self.layer(images) + more
         return outputs if self.training else outputs[:, : self.most_evaluated]
 
+class Odd(nn.Module):
+    def __init__(self, num_classes, shape):
+        super().__init__()
+        self.layer, self.ones = flat(num_classes, shape), torch.empty(0, 1)
+        self.gaps = nn.Parameter(torch.ones(2, 2 * num_classes)[:, ::2])
+        self.register_buffer("turn", torch.tensor(1j).expand(num_classes))
+
+    def forward(self, images):
+        if len(self.ones) < len(images):
+            self.ones = torch.ones(len(images), 1)
+        turned = (self.turn * self.layer(images)).imag * self.gaps.mean(dim=0)
+        return turned * self.ones[: len(images)]
+
 class Fails(nn.Module):
     def __init__(self, num_classes, shape, rank=None):
         super().__init__()
@@ -126,6 +140,13 @@ def test_a_function_of_a_file_gives_the_model_that_its_options_say(folder: Path)
     wide = outline("model=own", "model.target=mine.py:flat", "+model.options.width=7")
     assert wide == (7, 7, 10, 10)
     assert outline("model=own", "model.target=mine.py:looks_at_numbers") == (4, 4, 10, 10)
+
+
+def test_tensors_may_be_complex_expanded_have_gaps_or_come_from_an_evaluation(folder: Path) -> None:
+    odd = ("model=own", "model.target=mine.py:Odd", "optimizer.lr=1e-9")
+    model = train(folder / "run", *TINY, *odd, "local_batch=8", "epochs=2").model
+    assert next(model.buffers()).tolist() == [1j] * 10
+    torch.testing.assert_close(next(model.parameters()), torch.ones(2, 10))
 
 
 @pytest.mark.parametrize(

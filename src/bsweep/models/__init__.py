@@ -78,7 +78,7 @@ def initial(
         model = build(config.model, num_classes=dataset.num_classes, shape=shape)
         if weights := _pretrained(config.model, dataset.num_classes, shape):
             model.load_state_dict(weights, strict=False)
-    model.to(device, dtype)
+    convert(model.to(device), dtype)
     layout = memory_format(config, model)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dim() == 4:  # The module's own `to` would fail for 5-dimensional tensors.
@@ -89,6 +89,17 @@ def initial(
                 None  # Nothing reads this counter, and it costs an operation per layer and step.
             )
     return model
+
+
+def convert(model: nn.Module, dtype: torch.dtype) -> None:
+    """Convert a model's floating-point tensors to `dtype`, and copy all tensors, so that they are
+    dense: an expanded one repeats elements, and a part of a larger one has gaps.
+
+    Complex ones stay complex: the module's own `to` would drop their imaginary part.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        kind = dtype if tensor.is_floating_point() else tensor.dtype
+        tensor.data = tensor.data.to(kind, copy=True)
 
 
 def memory_format(config: RunConfig, model: nn.Module) -> torch.memory_format:

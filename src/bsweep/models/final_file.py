@@ -81,7 +81,7 @@ def load_model(run_folder: str | Path) -> nn.Module:
     shape, num_classes = tuple(content["shape"]), content["num_classes"]
     model = models.build(config.model, num_classes=num_classes, shape=shape)
     dtypes = {value.dtype for value in content["weights"].values() if value.is_floating_point()}
-    model.to(max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32))
+    models.convert(model, max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32))
     # `models.initial` removes BatchNorm's num_batches_tracked, so the file has no such tensors. The
     # strict load accepts this because a plain dict has no `_metadata`: torch takes it for the state
     # of an old BatchNorm, which had no counter, and keeps the new model's.

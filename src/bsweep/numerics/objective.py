@@ -44,12 +44,6 @@ class Objective:
             self.check(outputs, targets, self.checked_classes)
         return (self.own_loss or _cross_entropy)(_wide(outputs), targets)
 
-    def knows_accuracy(self, labels: Tensor) -> bool:
-        """Return True if the model's correct answers can be counted: it has its own score function,
-        or the labels are classes or tokens.
-        """
-        return bool(self.own_score) or not labels.is_floating_point()
-
     def score(self, loss: Tensor, outputs: Any, targets: Tensor) -> Tensor:
         """Return a batch's sum of losses, number of correct answers and number of labels.
 
@@ -186,5 +180,4 @@ def constant(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
     To fill a new one at each step would take a GPU a kernel.
     """
-    with torch.inference_mode(False):  # An evaluation may be the first to ask for it.
-        return torch.full((), number, dtype=dtype, device=device)
+    return torch.full((), number, dtype=dtype, device=device)

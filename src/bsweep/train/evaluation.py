@@ -22,11 +22,8 @@ def refuse_unknown(job: Job) -> None:
     be counted.
     """
     target = job.config.target
-    if (
-        target
-        and target.metric == "test_accuracy"
-        and not job.objective.knows_accuracy(job.dataset.train.labels)
-    ):
+    is_unknown = job.dataset.is_regression and not job.objective.own_score
+    if target and target.metric == "test_accuracy" and is_unknown:
         raise ValueError(
             f"target_accuracy={target.value:g}: the labels are floating-point numbers, for which "
             "no answer counts as correct. Give target_loss, or the model a method score(outputs, "
@@ -134,10 +131,9 @@ def _scores_of_own_examples(job: Job, examples: Part) -> Tensor:
     num_more = -(-longest // at_once) - -(-len(indices) // at_once)
     forward = strategy.outputs if isinstance(strategy, Staged) else job.model
     job.model.eval()
-    # FSDP2 would keep tensors of the inference mode, in which no later pass can train.
-    no_gradients = torch.no_grad if strategy.collective_forward else torch.inference_mode
-    # The memory limit is for training steps only.
-    with memory.unlimited(), no_gradients(), strategy.evaluating():
+    # The memory limit is for training steps only. FSDP2 and many models keep tensors from pass to
+    # pass; no later pass could train with those of torch's inference mode.
+    with memory.unlimited(), torch.no_grad(), strategy.evaluating():
         for batch, _ in examples.batches(torch.zeros(num_more, dtype=torch.int64), 1):
             with job.autocast():
                 job.model(job.inputs.convert(batch))
