@@ -16,11 +16,12 @@ from signal import SIGSTOP
 from typing import Any
 
 import pytest
+import torch
 
 from bsweep.analysis import load
 from bsweep.runlog.checkpoint_files import checkpoints, request_stop
 from bsweep.runlog.files import RunPaths
-from tests.strategies.test_equivalence import DIVIDED, LAYERED
+from tests.strategies.test_equivalence import DIVIDED, DROPPING, LAYERED
 from tests.study.test_run import runs, summary
 from tests.support.running import (
     TINY,
@@ -237,6 +238,21 @@ def test_four_workers_go_on_with_the_parts_that_two_have_saved(
         values = [[epoch[key] for epoch in epochs] for epochs in (ours, theirs)]
         assert values[0] == pytest.approx(values[1], rel=1e-9)
         assert len(set(values[1])) == 6, "it learns"
+
+
+def test_workers_that_become_one_replica_draw_equal_random_numbers(tmp_path: Path) -> None:
+    point = ("global_batch=12", *POINT, *EPOCHS[1:], "strategy=tensor", *DROPPING)
+    env = struck(tmp_path, (1,), "train.step", "train_step", 20)
+    more = "strategy.replicas=2"
+    for study in ("two", "one"):
+        run = bsweep("run", *point, more, f"study={study}", cwd=tmp_path, env=env)
+        assert run.returncode == 1, run.stderr
+        (tmp_path / "struck1").unlink()
+        (paths,) = runs(tmp_path, study)
+        own_files = [checkpoints(paths)[0].own(rank) for rank in range(2)]
+        first, second = (torch.load(file)["random"]["cpu"] for file in own_files)
+        assert torch.equal(first, second) == (study == "one")
+        more = f"resume_from={paths.folder}"
 
 
 def test_as_many_workers_go_on_with_another_strategy(tmp_path: Path) -> None:

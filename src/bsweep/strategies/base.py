@@ -145,8 +145,9 @@ class Strategy(ABC):
     """False if checkpoints are possible only at the ends of epochs."""
 
     division = ""
-    """A text that says which worker holds which stages; it is the same on all workers, and empty if
-    they hold none. A checkpoint of workers with another one has no state of this worker alone.
+    """A text that says which worker holds which stages, or belongs to which replica; it is the same
+    on all workers, and empty if neither matters. A checkpoint of workers with another one has no
+    state of this worker alone.
     """
 
     def __init__(
