@@ -19,7 +19,7 @@ from bsweep.analysis.prediction.seen_runs import observed
 from bsweep.analysis.prediction.step_time import Timing, fit_step_time
 from bsweep.analysis.prediction.ways import Way, ways_of
 from bsweep.analysis.study.cards import card_of
-from bsweep.config.split_strategies import PipelineConfig
+from bsweep.config.split_strategies import DeepSpeedConfig, PipelineConfig
 from bsweep.config.target import target_of
 from tests.support.running import ran_ok
 from tests.support.synthetic_targets import TARGET, Truth, with_energy, write_target_study
@@ -296,6 +296,11 @@ def test_only_stages_of_several_workers_send_activations(schedule: Any) -> None:
     )
     assert of_one == 0
     assert of_two == {"1f1b": 1, "interleaved_1f1b": 3, "zbv": 2}[schedule] / 2
+
+
+def test_deepspeed_gathers_parameters_once_in_a_step_or_twice_in_a_pass() -> None:
+    cards = [DeepSpeedConfig(name="deepspeed", stage=stage) for stage in (2, 3)]
+    assert [card.sent_in_pass(4, 2)[0] for card in cards] == [0.75 * 1.5, 0.75 * 3]
 
 
 @pytest.mark.full

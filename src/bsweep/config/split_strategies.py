@@ -184,6 +184,16 @@ class DeepSpeedConfig(StrategyConfig):
     def num_parts(self, num_workers: int) -> int:
         return num_workers
 
+    def sent_in_pass(
+        self, num_workers: int, num_passes: int, precision: str = "fp32"
+    ) -> tuple[float, float]:
+        """Return the shares as `StrategyConfig.sent_in_pass` says: of the gradients, which all
+        passes sum, and of the parameters, which are gathered once in a step, in stage 3 twice in
+        each pass. A sum that leaves each worker its part counts as one gathering.
+        """
+        gatherings = 2 if self.stage == 3 else 1 / num_passes
+        return (1 - 1 / num_workers) * (1 + gatherings), 0.0
+
     def parts_held(self, num_workers: int) -> tuple[int, int, int]:
         gradient_parts = num_workers if self.stage >= 2 else 1
         return num_workers if self.stage == 3 else 1, gradient_parts, num_workers
