@@ -42,8 +42,9 @@ def test_a_stderr_that_nobody_reads_ends_nothing() -> None:
     )
     read, write = os.pipe()
     os.close(read)
+    usual = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     with os.fdopen(write, "w") as unread:
-        printed = subprocess.check_output([sys.executable, "-c", code], stderr=unread)
+        printed = subprocess.check_output([sys.executable, "-c", code], stderr=unread, env=usual)
     assert printed == b"answer\n"
 
 

@@ -42,7 +42,9 @@ def status(arguments: Sequence[str]) -> int:
             text = overview.status_text(options.study, rows, source, sweeps)
         if text != said:
             if options.watch and sys.stdout.isatty():
-                terminal.console_of().clear()
+                from rich import get_console  # imported here because it is slow
+
+                get_console().clear()
             print(text, flush=True)
         said = text
         if not options.watch or not (sweeps or any(row.state.status == "running" for row in rows)):

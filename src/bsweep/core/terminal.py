@@ -15,7 +15,7 @@ import sys
 import threading
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from bsweep.core.words import escaped
 
@@ -36,11 +36,18 @@ def leave() -> None:
     """Redirect each standard stream that is a terminal or another character device to /dev/null.
     Writing to a closed terminal would fail.
     """
-    nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         with suppress(OSError):
             if stat.S_ISCHR(os.fstat(stream).st_mode):
-                os.dup2(nowhere, stream)
+                _silence(stream)
+
+
+def _silence(stream: int) -> None:
+    """Redirect a stream, given its descriptor, to /dev/null. Python keeps what it could not write
+    to a pipe that nobody reads, and would fail to write it at the end of the process, too.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, stream)
     os.close(nowhere)
 
 
@@ -121,26 +128,17 @@ def console() -> Console:
     """Return rich's console for standard error, on which displays of progress appear and, on a
     terminal, log records.
 
-    The console looks up `sys.stderr` at each write.
-    """
-    return console_of(stderr=True, markup=False, emoji=False, soft_wrap=True)
-
-
-def console_of(**options: Any) -> Console:
-    """Return a console of the library rich that falls silent, instead of ending the process, if
-    nobody reads its output any more.
-
-    Args:
-        options: Arguments of `rich.console.Console`.
+    The console looks up `sys.stderr` at each write. It falls silent, instead of ending the process,
+    if nobody reads its output any more.
     """
     # Imported here because worker processes import this module, too.
     from rich.console import Console
 
     class Quiet(Console):
         def on_broken_pipe(self) -> None:
-            self.quiet = True
+            _silence(self.file.fileno())
 
-    return Quiet(highlight=False, **options)
+    return Quiet(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class _StandardError(logging.Handler):
@@ -165,5 +163,7 @@ class _StandardError(logging.Handler):
                 console().print(Text(message))
             else:
                 print(message, file=sys.stderr, flush=True)
+        except BrokenPipeError:
+            _silence(sys.stderr.fileno())
         except Exception:
             self.handleError(record)
