@@ -25,7 +25,7 @@ def seen(
     signs: Sequence[float] = (0.0, 0.0),
 ) -> tuple[float, Sequence[int | None], float]:
     """A look after `seconds`; `signs` are the file times of the ranks' last signs of life."""
-    return seconds, codes, max(LAUNCHED_AT, *signs)
+    return seconds, codes, LAUNCHED_AT + sum(signs)
 
 
 def watched(wait: Waiting, first: float, last: float, signs: Sequence[float] = (0.0, 0.0)) -> bool:
@@ -87,10 +87,14 @@ def test_a_stall_is_blamed_on_what_stopped_and_not_on_what_waits_for_it(
 def test_a_sign_of_life_counts_even_after_a_clock_was_set_back() -> None:
     wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
     assert not watched(wait, 50, 53, (1050.0, 1050.0))
-    assert not watched(wait, 54, 89, (1050.0, -500.0))  # nothing newer
-    wait = waiting("strategy=ddp", "launch.stall_timeout_seconds=40")
-    assert not watched(wait, 50, 85, (2000.0, 0.0))
-    assert not watched(wait, 89, 128, (1500.0, 0.0))
+    assert not watched(wait, 54, 89, (1050.0, 500.0))
+    limits = ("launch.stall_timeout_seconds=40", "launch.start_timeout_seconds=40")
+    wait = waiting("strategy=ddp", *limits)
+    assert not watched(wait, 0, 40)
+    assert not watched(wait, 41, 80, (2000.0, 0.0))
+    assert not watched(wait, 81, 120, (1500.0, 0.0))
+    assert not watched(wait, 121, 160, (-600.0, 0.0)), "before the launch"
+    assert not watched(wait, 161, 200, (-599.0, 0.0))
 
 
 @pytest.mark.parametrize(("stall", "grace"), [(600, 10), (30, 5)])

@@ -133,7 +133,7 @@ def _wait(team: Team, request: LaunchRequest) -> str:
         if team.is_done or None not in codes:
             return ""
         signs = {rank: _touched_at(paths.heartbeat(rank)) for rank in range(config.num_workers)}
-        sign = max(_touched_at(paths.metrics), *signs.values())
+        sign = sum((_touched_at(paths.metrics), *signs.values()))
         if waiting.is_over(time.monotonic(), codes, sign):
             if waiting.has_stalled:
                 return f"{waiting.timeout}; {_cause_of_stall(team, request, signs)}"

@@ -50,7 +50,8 @@ class Waiting:
             seconds: The time at which the launcher looked at the processes, by the monotonic clock.
             codes: The exit code of each of the launcher's commands, such as torchrun; None for a
                 command that still runs.
-            sign: The latest time at which a file was modified by which workers show that they live.
+            sign: The sum of the times of the files by which workers show that they live. Any other
+                sum is a sign of life, for the clock of the files may have been set back.
         """
         # The launcher was stopped meanwhile, perhaps with its machine: no silence of the workers.
         self._last_sign_at += max(0.0, seconds - self._looked_at - APART_SECONDS)
@@ -60,7 +61,6 @@ class Waiting:
         if self._failed_at is not None:
             grace = _seconds_after_failure(self._card, codes)
             return seconds - self._failed_at > grace
-        sign = max(self._launched_at, sign)
         if sign != self._last_sign:
             self._last_sign, self._last_sign_at = sign, seconds
         has_begun = self._last_sign != self._launched_at
