@@ -159,13 +159,13 @@ class ModelConfig(Card):
         Yields:
             The message with its remedy, at most one.
         """
-        batches, number = point.local_batches, point.strategy.num_microbatches
-        if number in batches:
-            batch = number if {*batches} == {number} else batches
+        given, number = point.allocation.local_batches, point.strategy.num_microbatches
+        if number in point.local_batches:
+            key = "allocation.local_batches" if given else "local_batch"
             parts = f" in strategy.microbatches={number}" if number > 1 else ""
             yield (
-                f"local_batch={show(batch)}{parts} with model={self.name}: BatchNorm needs two "
-                f"examples or more at a time. Use local_batch={2 * number}."
+                f"{key}={show(given or number)}{parts} with model={self.name}: BatchNorm needs two "
+                f"examples or more at a time. Use {key}={2 * number}{' or more' * bool(given)}."
             )
 
     def check_num_classes(self, num_classes: int) -> None:
