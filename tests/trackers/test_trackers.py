@@ -198,7 +198,7 @@ def test_what_a_resumed_run_took_back_is_left_out(tmp_path: Path) -> None:
 def test_mlflow_keeps_all_events_and_the_settings_of_a_resumed_run(tmp_path: Path) -> None:
     from bsweep.trackers import to_mlflow
 
-    tracked = to_mlflow.Tracked(str(tmp_path / "mlflow.db"), "s", "run", began_at=1.0)
+    tracked = to_mlflow.Tracked(str(tmp_path / "of 10:30.db"), "s", "run", began_at=1.0)
     for device in ("Tesla T4", "NVIDIA A100"):
         tracked.config({"seed": 0, "device": device})
         tracked.note(f"warning: {device}", 1.0)

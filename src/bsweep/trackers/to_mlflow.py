@@ -96,10 +96,11 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _uri(stored_in: str) -> str:
-    """Return a path or an address in the form that MLflow needs; a path becomes the address of an
-    SQLite file.
+    """Return a path or an address in the form that MLflow needs; a path, whose folders may have
+    colons in their names, becomes the address of an SQLite file.
     """
-    return stored_in if ":" in stored_in else f"sqlite:///{Path(stored_in).absolute()}"
+    is_address = ":" in stored_in.partition("/")[0]
+    return stored_in if is_address else f"sqlite:///{Path(stored_in).absolute()}"
 
 
 def _client(stored_in: str) -> MlflowClient:
@@ -109,11 +110,8 @@ def _client(stored_in: str) -> MlflowClient:
 def _experiment(client: MlflowClient, stored_in: str, study: str) -> str:
     if known := client.get_experiment_by_name(study):
         return str(known.experiment_id)
-    artifacts = (
-        None
-        if ":" in stored_in
-        else (Path(stored_in).absolute().parent / "mlflow-artifacts").as_uri()
-    )
+    beside = (Path(stored_in).absolute().parent / "mlflow-artifacts").as_uri()
+    artifacts = None if _uri(stored_in) == stored_in else beside
     try:
         return str(client.create_experiment(study, artifact_location=artifacts))
     except MlflowException:  # Another process may have made the experiment in the meantime.
