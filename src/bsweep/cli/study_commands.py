@@ -150,9 +150,10 @@ def _leading(study_dir: Path, run_ids: set[str]) -> tuple[list[Command], set[str
         ValueError: If this process can run no such command, or the folder where one was typed no
             longer exists.
     """
-    leading = [
-        command for command in history.read_commands(study_dir) if run_ids & _run_ids_of([command])
-    ]
+    commands = history.read_commands(study_dir)
+    leading = [command for command in commands if run_ids & _run_ids_of([command])]
+    # Branches begin before the runs that they continue, which keep no checkpoint to their end.
+    leading.sort(key=lambda command: "resume_from=" not in " ".join(command.arguments))
     unknown = run_ids - _run_ids_of(leading)
     if unknown:
         problem = (
