@@ -113,9 +113,9 @@ def test_a_flag_may_stand_anywhere_and_letters_need_no_quotes(type_run: Type) ->
     code, said = type_run("local_batch=8,16", "-m", "results_dir=größe", "seed=0")
     assert code == 0, said
     assert Path("größe/default").is_dir()
-    assert as_hydra_takes("data.root=a,größe/b") == "data.root=a,'größe/b'"
+    assert as_hydra_takes("data.root=a, größe/b") == "data.root=a,'größe/b'"
     assert as_hydra_takes("data.root='größe'") == "data.root='größe'"
-    assert as_hydra_takes("launch.ssh_options=[A=b,C=d]") == "launch.ssh_options=['A=b','C=d']"
+    assert as_hydra_takes("launch.ssh_options=[A=b, C=d]") == "launch.ssh_options=['A=b','C=d']"
 
 
 def test_a_point_that_cannot_be_run_fails_alone(

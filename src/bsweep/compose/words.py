@@ -137,7 +137,7 @@ def as_hydra_takes(argument: str) -> str:
     if _GRAMMAR.search(value):
         return argument
     words = (
-        f"'{word}'" if "=" in word or not word.isascii() else word
+        f"'{word.strip()}'" if "=" in word or not word.isascii() else word
         for word in re.split(r"([,\[\]])", value)
     )
     return f"{key}{equals}{''.join(words)}"
