@@ -7,6 +7,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
 
 from bsweep.external.adapters.calls import Calls
 from tests.external.test_client import examples_by_epoch, reports, run_in
@@ -35,6 +38,17 @@ def test_a_step_takes_the_time_of_its_loading_alone(tmp_path: Path) -> None:
     assert second < 0.2
     assert len(reports(tmp_path, "end_epoch")) == 2
     assert reports(tmp_path, "evaluated")[0]["values"] == {"test_loss": 1.5}
+
+
+def test_a_program_of_jax_names_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = MagicMock()
+    library.local_devices()[0].device_kind = "NVIDIA H200"
+    for name in ("jax", "jax.experimental"):
+        monkeypatch.setitem(sys.modules, name, library)
+    from bsweep.external.adapters import jax
+
+    jax.steps(run_in(tmp_path), [[1]], dict)
+    assert reports(tmp_path, "facts")[-1]["facts"] == {"device": "NVIDIA H200"}
 
 
 def test_callbacks_hear_when_to_stop(tmp_path: Path) -> None:
