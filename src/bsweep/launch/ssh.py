@@ -26,13 +26,6 @@ def is_here(host: str) -> bool:
     return same_name(host) in map(same_name, here)
 
 
-def as_others_say(host: str) -> str:
-    """Return the name by which other hosts know a host: this machine's host name for localhost,
-    else the name unchanged.
-    """
-    return socket.gethostname() if host in ("localhost", "127.0.0.1") else host
-
-
 def options(launch: SshConfig) -> list[str]:
     """Return the options for ssh commands: first those of the user (`launch.ssh_options`), then
     bsweep's own. Of an option given twice, ssh uses the first value.

@@ -5,6 +5,7 @@ hosts over ssh.
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from collections.abc import Sequence
 
@@ -81,8 +82,9 @@ def _meeting(endpoint: str, number: int, interface: str | None) -> list[str]:
 
 def _address(host: str, launch: TorchrunConfig) -> str:
     """Return the address by which other hosts reach a host: the host's name or, for this machine,
-    its address at the interface `launch.network_interface` if that is set.
+    its address at the interface `launch.network_interface` if that is set. The name of localhost is
+    that of this machine.
     """
     if ssh.is_here(host) and (address := network.interfaces().get(launch.network_interface or "")):
         return f"[{address}]"
-    return ssh.as_others_say(host)
+    return socket.gethostname() if host in ("localhost", "127.0.0.1") else host

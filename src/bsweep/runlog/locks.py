@@ -11,7 +11,7 @@ import errno
 import fcntl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -77,17 +77,15 @@ def held(path: Path, otherwise: str) -> Iterator[None]:
     raise OSError(f"another process holds {path}: {otherwise}")
 
 
-@contextmanager
-def worker_claimed(paths: RunPaths, rank: int) -> Iterator[None]:
-    """Hold the claim of the process `rank` of a run inside the `with` block, in which it may write
-    to the run's folder.
+def worker_claimed(paths: RunPaths, rank: int) -> AbstractContextManager[None]:
+    """Return a context that holds the claim of the process `rank` of a run, in which the process
+    may write to the run's folder.
 
     Raises:
         OSError: As in `held`.
     """
     left = "an earlier process of this run still works; start the same sweep again later"
-    with held(paths.worker_claim(rank), left):
-        yield
+    return held(paths.worker_claim(rank), left)
 
 
 def is_claimed(path: Path) -> bool:
