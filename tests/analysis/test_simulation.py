@@ -116,6 +116,8 @@ def test_a_narrow_link_between_sites_slows_what_crosses_it() -> None:
         ("25gbit,per_nod=8", "Did you mean"),
         ("25gbit,per_node=0", "per_node=0: give a whole number from 1, such as 8"),
         ("25gbit,per_node=8", "inner=2400gbit/2us"),
+        ("25gbit,10us,inner=2400gbit/2us", "per_node=8"),
+        ("25gbit,per_node=2,per_node=4,inner=1gbit", "per_node=4 is a second per_node"),
         ("25gbit,sites=4", "between=1gbit/20ms"),
     ],
 )

@@ -188,6 +188,8 @@ def _network(words: Sequence[str]) -> Network:
         if key not in _KEYS:
             near = did_you_mean(key, [*_KEYS])
             raise ValueError(f"unknown word {key!r}.{near} Known: {', '.join(_KEYS)}.")
+        if key in given:
+            raise ValueError(f"{word} is a second {key}: give it once.")
         try:
             given[key] = _KEYS[key](value)
         except ValueError as error:
@@ -195,8 +197,8 @@ def _network(words: Sequence[str]) -> Network:
     network = Network(_link([word for word in words if "=" not in word]), **given)
     if (network.sites > 1) != (network.between.bytes_per_second < np.inf):
         raise ValueError("sites and between belong together, as in sites=4,between=1gbit/20ms.")
-    if network.per_node > 1 and network.inner.bytes_per_second == np.inf:
-        raise ValueError("say how workers of one node exchange, as in inner=2400gbit/2us.")
+    if (network.per_node > 1) != (network.inner.bytes_per_second < np.inf):
+        raise ValueError("per_node and inner belong together, as in per_node=8,inner=2400gbit/2us.")
     return network
 
 
