@@ -434,6 +434,8 @@ BY_MEMORY = "--network 25gbit --strategies diloco,diloco:allocation=batch_by_mem
         ("--network 25gbit --machine h100", "one source"),
         ("--network 25gbit --speeds 0,1", "above 0"),
         ("--network 25gbit --local-batch 0", "--local-batch 0: give a number above 0"),
+        ("--network 25gbit --global-batch 0", "--global-batch 0: give a number above 0"),
+        ("--network 25gbit --example-bytes=-5", "--example-bytes -5: give a number above 0"),
         ("--network 25gbit --price-per-worker-hour inf", "--price-per-worker-hour inf"),
         ("--flops-per-example 3", "--machine and --flops-per-example"),
         ("--network measured --measured-network 1gbit", "--measured-network 1gbit"),

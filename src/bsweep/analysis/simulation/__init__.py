@@ -90,6 +90,7 @@ def simulate(
     for option, value, example in (
         ("parameters", parameters, "11e6"), ("flops-per-example", flops_per_example, "12e9"),
         ("local-batch", local_batch, "64"), ("price-per-worker-hour", price_per_worker_hour, "2.5"),
+        ("global-batch", global_batch, "1024"), ("example-bytes", example_bytes, "1e4"),
         *(("speeds", speed, "0.5") for speed in speeds),
         *(("memories", memory, "80") for memory in memories),
     ):  # fmt: skip
