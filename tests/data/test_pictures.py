@@ -128,6 +128,12 @@ def test_labels_that_number_no_classes_are_refused(labels: list[int], said: str)
         labelled([*labels])
 
 
+def test_a_large_label_of_the_test_split_is_named() -> None:
+    train, test = ((torch.randn(4, 3), torch.tensor([0, 1, 2, last])) for last in (3, 255))
+    with pytest.raises(Unfit, match=r"4 different numbers up to 3, .* of both splits is 255, "):
+        examples.collected(train, test)
+
+
 class Drawn:
     """Examples that differ each time."""
 

@@ -87,10 +87,11 @@ def _notes_on_classes(labels: Tensor, num_classes: int, names: tuple[str, ...]) 
         )
     if num_classes > 2 * len(seen) and not names:
         raise Unfit(
-            f"the training labels are {len(seen)} different numbers up to {int(seen[-1])}, for "
-            f"which a model would need {num_classes} outputs: number the classes from 0, as "
-            "numpy.unique(labels, return_inverse=True)[1] does, and leave out examples without a "
-            "class. If the numbers are right, name all classes in the attribute `classes`."
+            f"the training labels are {len(seen)} different numbers up to {int(seen[-1])}, and the "
+            f"largest label of both splits is {num_classes - 1}, for which a model would need "
+            f"{num_classes} outputs: number the classes from 0, as numpy.unique(labels, "
+            "return_inverse=True)[1] does, and leave out examples without a class. If the numbers "
+            "are right, name all classes in the attribute `classes`."
         )
     if missing := sorted({*range(num_classes)} - {*seen.tolist()}):
         yield (
