@@ -65,7 +65,7 @@ def problems_with_data(config: RunConfig, num_train: int) -> Iterator[str]:
 
     The latter are those of a run that trains on fewer than `evaluate_every_examples` examples. A
     run of one epoch with a target needs an evaluation before the epoch's end, too. It has none if
-    `evaluate_every_examples` is null or not less than the training set, or a round takes all of it.
+    `evaluate_every_examples` is null, or the first round that takes as many ends the epoch.
     """
     if config.examples_per_step > num_train:
         yield _problem_of_large_batch(config, num_train)
@@ -78,7 +78,8 @@ def problems_with_data(config: RunConfig, num_train: int) -> Iterator[str]:
             f"(epochs={config.epochs} of {num_train} examples): use less than {num_train}, or "
             "evaluate_every_examples=null to evaluate at the ends of epochs only."
         )
-    is_within = every is not None and max(every, config.examples_per_round) < num_train
+    each = config.examples_per_round
+    is_within = every is not None and -(-every // each) * each < num_train
     if config.target and config.epochs == 1 and not is_within:
         yield (
             f"{config.target} counts as reached when two of three evaluations in a row reach "
