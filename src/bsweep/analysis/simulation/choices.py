@@ -47,9 +47,9 @@ class Choice:
 
     def runs_of(self, runs: pd.DataFrame) -> pd.DataFrame:
         """Return those of a study's runs that exchanged in this way."""
-        if self.allocation.name != "uniform":
-            return runs[:0]
-        runs = runs[runs["strategy"] == self.strategy.name]
+        is_even = runs["allocation"].fillna("uniform").eq("uniform")
+        is_even &= self.allocation.name == "uniform"
+        runs = runs[is_even & (runs["strategy"] == self.strategy.name)]
         rows = settings_of_runs(type(self.strategy), runs, "strategy")
         # Of a key that some run recorded, a run without a value has null.
         keys = {key for settings in rows for key, value in settings.items() if value is not None}

@@ -52,7 +52,8 @@ _MOST_SPREAD = 1.0  # of logarithms: few disturbed steps must not make all steps
 _SAME = ("model", "data", "hardware", "device", "precision")
 # The columns of runs by which simulated steps are compared with measured ones.
 _MEASURED = [
-    "strategy", "compression", "num_workers", "local_batch", "global_batch", "step_seconds",
+    "strategy", "compression", "allocation", "num_workers", "local_batch", "global_batch",
+    "step_seconds",
 ]  # fmt: skip
 _RINGS = ("horovod", "allreduce", "ddp")  # they exchange as a ring, if nothing else was recorded
 NORMAL = np.round(ndtri((np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS), 2)
