@@ -9,9 +9,10 @@ from pathlib import Path
 import bsweep
 from bsweep.analysis.cell_tables.common_target import common_target
 from bsweep.analysis.cell_tables.tuning import best_by, rates, tuned
+from bsweep.analysis.conclusions.recommendations import answers
 from bsweep.config.target import target_of
 from tests.support.synthetic_study import write_run
-from tests.support.synthetic_targets import TARGET, Truth, write_target_run
+from tests.support.synthetic_targets import TARGET, Truth, write_target_run, write_target_study
 
 SEEDS = (-0.004, 0.0, 0.005)  # what seeds add to an accuracy
 
@@ -87,6 +88,18 @@ def test_words_name_the_score_of_the_table(tmp_path: Path) -> None:
     assert is_reached.sum() == 1
     assert rates(study)["metric"].eq("test_accuracy").all()
     assert "accuracy in the last evaluation" in best_by(study)
+
+
+def test_the_recommendation_names_the_score_of_all_rates_that_were_tried(tmp_path: Path) -> None:
+    """At the rates that are kept all times are known; at the others, which ran beside, none is."""
+    for rule in ("linear", "fixed"):
+        settings = {"optimizer.lr_rule": rule, "target_accuracy": TARGET}
+        meta = {"beside_others": rule == "fixed"}
+        write_target_study(tmp_path / "s", Truth(), (32, 64), settings=settings, meta=meta)
+    study = bsweep.load(tmp_path / "s")
+    accuracy = study.runs["lr_rule"].map({"linear": 0.9, "fixed": 0.5})
+    (answer,) = answers(replace(study, runs=study.runs.assign(test_accuracy=accuracy)))
+    assert "rates, by the test accuracy in the last evaluation." in answer.sentences[-1]
 
 
 def test_a_failed_run_at_another_rate_makes_no_table_of_rates(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def answers(study: Study) -> list[Answer]:
     if not (study.runs["status"] == "completed").any():
         return []
     target, _ = _target(study)
-    return [_answer(where, part, target) for where, part in parts(study)[:MOST_ANSWERS]]
+    score = best_by(_of_fixed_batch(study))
+    return [_answer(where, part, target, score) for where, part in parts(study)[:MOST_ANSWERS]]
 
 
 def _target(study: Study) -> tuple[Target | None, str]:
@@ -291,7 +292,7 @@ def parts(study: Study) -> list[tuple[str, Study]]:
     The part with the most runs comes first. Runs with a policy that may change their batch size are
     left out, unless all runs have one.
     """
-    fixed = with_runs(study, study.runs["run_id"].isin(of_one_batch(study.runs)["run_id"]))
+    fixed = _of_fixed_batch(study)
     if fixed.runs.empty:
         return [("", study)]
     # `predict` itself takes the best of several base rates.
@@ -307,7 +308,12 @@ def parts(study: Study) -> list[tuple[str, Study]]:
     return [(where, with_runs(best, best.runs["run_id"].isin(run_ids))) for where, run_ids in runs]
 
 
-def _answer(where: str, part: Study, target: Target | None) -> Answer:
+def _of_fixed_batch(study: Study) -> Study:
+    """Return the study without runs whose policy may change their batch size."""
+    return with_runs(study, study.runs["run_id"].isin(of_one_batch(study.runs)["run_id"]))
+
+
+def _answer(where: str, part: Study, target: Target | None, score: str) -> Answer:
     if target is None:
         return Answer(where, None, (_missing(part, None, ""),))
     given: dict[str, Any] = {SETTINGS[target.metric]: target.value}
@@ -323,19 +329,21 @@ def _answer(where: str, part: Study, target: Target | None) -> Answer:
         except ValueError as error:
             message = error.args[0]
             continue
-        sentence, rates = prediction.sentence(), _on_rates(part, prediction)
+        sentence, rates = prediction.sentence(), _on_rates(part, prediction, score)
         sentences = filter(None, [sentence, *prediction.network_lines(), rates])
         not_predicted = "" if options is attempts[0] else message
         return Answer(where, prediction, tuple(sentences), not_predicted)
     return Answer(where, None, (_missing(part, target, message),))
 
 
-def _on_rates(study: Study, prediction: Prediction) -> str:
-    cell, score = "batch size", "the steps to the target"
-    if study.runs["lr_rule"].eq(TUNED).any():
-        cell, score = "cell", best_by(study)
-    elif not prediction.seen.rates:
+def _on_rates(study: Study, prediction: Prediction, score: str) -> str:
+    """Return a sentence on the choice of learning rates, by `score` if that of `tuned` was made;
+    empty if none was chosen.
+    """
+    is_tuned = study.runs["lr_rule"].eq(TUNED).any()
+    if not is_tuned and not prediction.seen.rates:
         return ""
+    cell, score = ("cell", score) if is_tuned else ("batch size", "the steps to the target")
     return (
         f"Each {cell} uses the best of its learning rates, by {score}. The same runs found that "
         "rate, so its time may look a little better than it is."
