@@ -298,6 +298,14 @@ def test_a_run_resumed_on_other_hardware_times_its_own_steps_only(tmp_path: Path
         assert branches[batch] == pytest.approx(expected, rel=0.02)
 
 
+def test_the_table_of_steps_has_the_own_steps_of_a_branch(tmp_path: Path) -> None:
+    truth = replace(TRUTH, scatter=0.0, jitter=0.0)
+    source = write_target_run(tmp_path / "s", truth, batch=64)
+    write_branch(tmp_path / "s", source, truth, batch=512, after=2000)
+    seconds = bsweep.analysis.step_times(bsweep.load(tmp_path / "s"))["total_seconds"]
+    assert [*seconds] == pytest.approx([truth.step_seconds(batch, 1) for batch in (64, 512)])
+
+
 def test_the_distance_of_evaluations_widens_what_steps_say(tmp_path: Path) -> None:
     widths = []
     for spacing in (0.0, 1000.0):

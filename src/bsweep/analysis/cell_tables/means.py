@@ -17,7 +17,7 @@ from bsweep.analysis.cell_tables.keys import cell_keys, entangled, keyed, levels
 from bsweep.analysis.cell_tables.statistics import beats_chance, summarise
 from bsweep.analysis.study.caching import cached
 from bsweep.analysis.study.columns import heading
-from bsweep.analysis.study.derived import have_round_limits, trained_examples
+from bsweep.analysis.study.derived import continues, have_round_limits, trained_examples
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import evaluated_part
 from bsweep.analysis.study.targets import best_scores
@@ -306,7 +306,9 @@ def step_parts(study: Study) -> pd.DataFrame:
 @cached
 def run_steps(study: Study, unit: str = "step") -> pd.DataFrame:
     """Return for each run the mean seconds and sent bytes of a training step and the seconds of its
-    parts. An amount is NaN if an epoch of the run did not record it.
+    parts. An amount is NaN if an epoch of the run did not record it. Of a run that began at another
+    run's checkpoint, only its own steps count, and only their total is known, because an epoch may
+    have steps of both runs.
 
     Columns:
         Those of `step_parts`. In the unit `step`, the total is over all steps until the last
@@ -326,27 +328,19 @@ def run_steps(study: Study, unit: str = "step") -> pd.DataFrame:
     epochs = _amounts_of_epochs(study, unit).groupby("run_id")[_AMOUNTS]
     is_known = epochs.count().eq(epochs.size(), axis="index")
     times = _per_step(epochs.sum().where(is_known))
+    begun = study.runs[continues(study.runs)].set_index("run_id")
+    times = times[~times.index.isin(begun.index)]
     if unit != "step":
         return times
-    total = seconds_of_step(last_amounts(study))
+    last = study.evaluations.groupby("run_id")[[*_OF_BRANCH.values()]].last().astype(float)
+    before = begun.reindex(columns=[*_OF_BRANCH]).rename(columns=_OF_BRANCH).astype(float)
+    own = last - before.reindex(last.index, fill_value=0.0)
+    total = own["train_seconds"] / own["num_steps"].where(own["num_steps"] > 0)
     times = times.reindex(times.index.union(total.index))
     return times.assign(total_seconds=total.fillna(times["total_seconds"]))
 
 
-def last_amounts(study: Study) -> pd.DataFrame:
-    """Return the training seconds and the steps of each run until its last evaluation, indexed by
-    `run_id`.
-    """
-    return study.evaluations.groupby("run_id")[["train_seconds", "num_steps"]].last().astype(float)
-
-
-def seconds_of_step(amounts: pd.DataFrame) -> pd.Series[float]:
-    """Return the mean seconds of a step for each row of training seconds and steps; NaN without
-    steps.
-    """
-    return amounts["train_seconds"] / amounts["num_steps"].where(amounts["num_steps"] > 0)
-
-
+_OF_BRANCH = {"branch_seconds": "train_seconds", "branch_steps": "num_steps"}
 _PARTS = [
     "total_seconds", "compute_seconds", "codec_seconds", "exposed_exchange_seconds",
     "wait_seconds", "sent_bytes",

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from bsweep.analysis.cell_tables import tuning
-from bsweep.analysis.cell_tables.means import last_amounts, run_steps, seconds_of_step
+from bsweep.analysis.cell_tables.means import run_steps
 from bsweep.analysis.prediction.comparable_runs import (
     refuse_mixed,
     refuse_unsynchronised,
@@ -21,13 +21,15 @@ from bsweep.analysis.prediction.likelihood import CellRuns, cell_runs
 from bsweep.analysis.prediction.step_time import Timing
 from bsweep.analysis.prediction.steps import SCATTER
 from bsweep.analysis.prediction.ways import WHOLE, Way, passes_of, ways_of
-from bsweep.analysis.study.derived import ONE_NODE
+from bsweep.analysis.study.derived import ONE_NODE, continues
 from bsweep.analysis.study.frames import Study
 from bsweep.analysis.study.naming import evaluated_part
 from bsweep.analysis.study.targets import to_target
 from bsweep.config.target import Target
 
 CELL = ["global_batch", "num_workers", "passes"]
+_SECONDS = ["step_seconds", "exposed_seconds", "waiting_seconds"]
+_OF_STEP = {"total_seconds": "step_seconds", "wait_seconds": "waiting_seconds"}
 _TIMED = ["way", *CELL, "step_seconds", "exposed_seconds"]
 _REPETITIONS = 4000  # of a choice of the best rate
 
@@ -175,7 +177,7 @@ def observed(
         runs.drop(columns=runs.columns.intersection(reached.columns))
         .assign(passes=passes_of(runs).astype(int), way=way_names)
         .join(reached, on="run_id")
-        .join(_step_seconds(study), on="run_id")
+        .join(run_steps(study).rename(columns=_OF_STEP)[_SECONDS], on="run_id")
     )
     facts = runs[["way", *CELL]].itertuples(index=False)
     runs["local_batch"] = [all_ways[name].local_batch(*cell) for name, *cell in facts]
@@ -192,33 +194,6 @@ def observed(
     if rates:
         known = known[known["lr"] == known["global_batch"].map(rates)]
     return Observed(study, target, known, runs[is_continued], all_ways, rates, optimism)
-
-
-def continues(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Return for each run True if it began at a checkpoint of another run, whether with the same
-    global batch or another one.
-    """
-    return runs.get("branch_of", pd.Series("", runs.index)).fillna("") != ""
-
-
-def _step_seconds(study: Study) -> pd.DataFrame:
-    """Return for each run the mean seconds of a step, of the exposed exchange in a step (with its
-    waiting), and of the waiting alone, indexed by `run_id`.
-
-    For a run that began at another run's checkpoint, only its own steps count, and only the first
-    of the three is known, because an epoch may have steps of both runs.
-    """
-    steps, begun = run_steps(study), study.runs[continues(study.runs)].set_index("run_id")
-    seconds = steps[["total_seconds", "exposed_seconds", "wait_seconds"]].rename(
-        columns={"total_seconds": "step_seconds", "wait_seconds": "waiting_seconds"}
-    )
-    if len(begun):
-        last = last_amounts(study)
-        before = begun[["branch_seconds", "branch_steps"]].set_axis(last.columns, axis="columns")
-        after = last - before.astype(float)
-        seconds.loc[seconds.index.isin(begun.index)] = np.nan
-        seconds["step_seconds"] = seconds["step_seconds"].fillna(seconds_of_step(after))
-    return seconds
 
 
 def exact_batches(runs: pd.DataFrame) -> list[int]:

@@ -91,6 +91,13 @@ def have_round_limits(runs: pd.DataFrame) -> pd.Series[bool]:
     return runs[limits].notna().any(axis="columns")
 
 
+def continues(runs: pd.DataFrame) -> pd.Series[bool]:
+    """Return for each run True if it began at a checkpoint of another run, whether with the same
+    global batch or another one.
+    """
+    return runs.get("branch_of", pd.Series("", runs.index)).fillna("") != ""
+
+
 def placement(hosts: str | None, num_workers: int, num_servers: int) -> str:
     """Return a text such as `2 nodes`, which counts the hosts on which a run's workers and its
     parameter servers are.
