@@ -175,7 +175,8 @@ function starred(cells) {  // the best cell by the objective has the star
 function measuredCells(shown) {
   const groups = new Map();
   for (const row of shown) {
-    if (!row.curve || (row.part === null && study.answer.part !== null)) continue;  // not at its best learning rate
+    // Not at its best learning rate, or there after a time or with an energy that is not known.
+    if (!row.curve || (row.part === null && study.answer.part !== null) || (row.reach && row.to_target === null)) continue;
     const name = cellName(row);
     if (!groups.has(name)) groups.set(name, []);
     groups.get(name).push(row);
@@ -387,7 +388,8 @@ function renderAnswer(cells) {
   const of = place() !== null && study.parts.length > 1 ? `${found.name}: ` : "";
   const own = isOwn(), isSaid = own && !isPredicted() && study.answer.lines.length > 0, [line, ...more] = study.answer.lines;
   byId("question").textContent = of + (wanted === null || isSaid ? "Which batch size, on how many workers?" : `Which batch size, on how many workers, ${QUESTIONS[state.objective]} to ${targetWords()}?`);
-  const [name, value] = isSaid ? [line] : best ? cellReading(best) : [wanted === null ? "There is no recommended cell yet." : `None of the shown runs reached ${targetWords()}.`];
+  const none = rows.some((row) => row.isShown && row.reach) ? `No cell is known to reach ${targetWords()} in more than half of its runs, and with what ${OBJECTIVE_LABELS[state.objective]}.` : `None of the shown runs reached ${targetWords()}.`;
+  const [name, value] = isSaid ? [line] : best ? cellReading(best) : [wanted === null ? "There is no recommended cell yet." : none];
   byId("best").className = isSaid ? "said" : "";
   byId("best").textContent = name + (value ? ":" : "");
   byId("amount").textContent = value ?? "";
