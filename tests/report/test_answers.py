@@ -109,6 +109,13 @@ def test_a_study_that_names_no_target_has_the_one_that_most_cells_reach(tmp_path
     assert analysis.missing_recommendations(study) == []
 
 
+def test_a_loss_below_zero_may_be_the_target(study: analysis.Study) -> None:
+    losses = study.evaluations.assign(test_loss=study.evaluations["test_loss"] - 2)
+    found = supported_target(replace(study, evaluations=losses.assign(test_accuracy=math.nan)))
+    assert found is not None
+    assert found[0].value == pytest.approx(-1.9, abs=0.02)
+
+
 def test_chance_is_that_of_the_data_of_each_cell(study: analysis.Study) -> None:
     evaluations = study.evaluations.assign(test_accuracy=study.evaluations["test_accuracy"] / 2)
     for chance, is_learned in ((0.01, True), (0.5, False)):

@@ -100,7 +100,8 @@ def supported_target(study: Study) -> tuple[Target, str] | None:
             break
     else:
         return None
-    target = Target(metric, round(abs(score), 2), evaluated_part(study.runs))
+    value = round(score if metric == "test_accuracy" else -score, 2) or 0.0  # not minus zero
+    target = Target(metric, value, evaluated_part(study.runs))
     num_reached = int((cells["score"] >= score - _ROUNDING).sum())
     best, unit = (
         ("highest", "whole percents") if metric == "test_accuracy" else ("lowest", "hundredths")
