@@ -139,7 +139,10 @@ def _check_larger(network: str | Sequence[str], *others: object) -> None:
 def _write_files(
     study: Study, folder: Path, command: str, columns: Sequence[str], style: str | None
 ) -> None:
-    _write_data(study, folder)
+    for name in ("provenance", *TABLES):
+        table: pd.DataFrame = getattr(study, name)
+        if len(table) or name in ("runs", "epochs"):
+            table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
     all_tables = list(tables.tables(study))
     (folder / "table.md").write_text(formats.as_markdown(study.name, all_tables), encoding="utf-8")
     texts = formats.as_latex(study.name, all_tables, columns)
@@ -157,13 +160,6 @@ def _files_of_reports(folder: Path) -> Iterator[Path]:
     names = [f"{name}.csv" for name in ("provenance", *TABLES)]
     names += [f"{name}.{suffix}" for name in plots.FIGURES for suffix in _FIGURE_FILES]
     yield from (path for path in map(folder.joinpath, names) if path.is_file())
-
-
-def _write_data(study: Study, folder: Path) -> None:
-    for name in ("provenance", *TABLES):
-        table: pd.DataFrame = getattr(study, name)
-        if len(table) or name in ("runs", "epochs"):
-            table.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
 
 
 def _write_figures(study: Study, folder: Path, style: str | None) -> dict[str, str]:
