@@ -63,16 +63,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "reached", settings=target)
     for name, missed in (("lost", (0, 1, 2)), ("rarer", (2,))):
         write(folder / name, batches=(64,), settings=target)
-        write_missing(folder / name, missed)
+        for seed in range(3):
+            accuracy = 0.5 if seed in missed else None
+            write_run(folder / name, local_batch=16, seed=seed, accuracy=accuracy, settings=target)
     return folder
-
-
-def write_missing(study: Path, seeds: tuple[int, ...]) -> None:
-    """Write three runs of batch 16 with a target, which these seeds miss."""
-    for seed in range(3):
-        accuracy = 0.5 if seed in seeds else None
-        settings = {"target_accuracy": 0.8}
-        write_run(study, local_batch=16, seed=seed, accuracy=accuracy, settings=settings)
 
 
 def typed(line: str, desk: Path, monkeypatch: pytest.MonkeyPatch) -> int:
