@@ -411,7 +411,13 @@ class Search:
     ) -> tuple[Next, dict[int, float]]:
         """Return the run that comes next, and the worker-seconds left for it; see `_left`."""
         grid = self.grid(seen)
-        offers = with_rates(self._offers(grid), self.rates, seen)
+        offers = [
+            Offer(cell, grid.most_steps[cell], done, rate)
+            for cell, configs in self.cells.items()
+            for rate in sorted(set(map(_rate, configs)))
+            for _, done in self._points(cell, rate)[:1]
+        ]
+        offers = with_rates(offers, self.rates, seen)
         if prediction is not None:
             left = self._left(grid, prediction.fitted.step_time, prediction)
             return next_run(grid, offers, prediction, left), left
@@ -464,14 +470,6 @@ class Search:
             seconds = state.wall_seconds or state.train_seconds or 0.0
             spent += seconds * (1 if is_wall else self.planned[run_id].num_workers)
         return spent
-
-    def _offers(self, grid: Grid) -> list[Offer]:
-        return [
-            Offer(cell, grid.most_steps[cell], done, rate)
-            for cell, configs in self.cells.items()
-            for rate in sorted(set(map(_rate, configs)))
-            for _, done in self._points(cell, rate)[:1]
-        ]
 
     def _points(self, cell: Key, rate: float) -> list[tuple[RunConfig, float]]:
         """Return the new and interrupted points of a cell with a learning rate, each with the
