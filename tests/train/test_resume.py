@@ -28,6 +28,7 @@ from tests.support.running import (
     Fork,
     before,
     bsweep,
+    exits,
     forks,
     popen,
     ran_ok,
@@ -127,8 +128,7 @@ def test_a_run_with_a_killed_process_resumes_bit_for_bit(
 ) -> None:
     point = (*POINT, *EPOCHS, *STRATEGIES[name], "study=s")
     env = struck(tmp_path, (rank,), module, function, call)
-    killed = bsweep("run", *point, cwd=tmp_path, env=env)
-    assert killed.returncode == 1, killed.stderr
+    exits(1, "run", *point, cwd=tmp_path, env=env)
     (paths,) = runs(tmp_path)
     latest, *earlier = checkpoints(paths)
     if name == "servers" and earlier:
@@ -160,28 +160,41 @@ def test_a_failure_that_is_no_result_is_tried_again(tmp_path: Path) -> None:
 def test_what_a_point_ends_with_by_itself_is_not_tried_again(tmp_path: Path) -> None:
     env = before(tmp_path, "train.evaluation", "evaluate", "raise RuntimeError('a bug')")
     point = (*POINT, *EPOCHS, *STRATEGIES["allreduce"], "launch.retries=3", "study=s")
-    result = bsweep("run", *point, cwd=tmp_path, env=env)
-    assert result.returncode == 1, result.stderr
+    result = exits(1, "run", *point, cwd=tmp_path, env=env)
     assert "retry" not in result.stderr, result.stderr
     assert not list(tmp_path.glob("results/s/.previous/*"))
 
 
+def lost_a_worker(cwd: Path, *point: str) -> RunPaths:
+    """The run of the study `s`, which lost its second worker in the last of six epochs."""
+    env = struck(cwd, (1,), "train.step", "train_step", 35)
+    exits(1, "run", *point, "study=s", cwd=cwd, env=env)
+    (paths,) = runs(cwd)
+    return paths
+
+
+def check_goes_on(
+    cwd: Path, point: tuple[str, ...], other: tuple[str, ...], rel: float
+) -> tuple[str, ...]:
+    """Another run goes on from one that lost a worker, and learns what a whole one does; return
+    the words of that other run, whose study is `other`.
+    """
+    words = (*point, *other, f"resume_from={lost_a_worker(cwd, *point).folder}", "study=other")
+    ran_ok("run", *point, "study=whole", cwd=cwd)
+    ran_ok("run", *words, cwd=cwd)
+    ours, theirs = (records_of(*runs(cwd, study))["epoch"] for study in ("other", "whole"))
+    for key in ("epoch", "train_loss", "test_loss", "train_accuracy"):
+        values = [[epoch[key] for epoch in epochs] for epochs in (ours, theirs)]
+        assert values[0] == pytest.approx(values[1], rel=rel)
+    assert len({epoch["test_loss"] for epoch in theirs}) == 6, "it learns"
+    return words
+
+
 def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) -> None:
-    point = ("global_batch=12", *POINT, *EPOCHS[1:])
-    env = struck(tmp_path, (1,), "train.step", "train_step", 35)
-    assert bsweep("run", *point, "strategy=ddp", "study=s", cwd=tmp_path, env=env).returncode == 1
+    point = ("global_batch=12", *POINT, *EPOCHS[1:], "strategy=ddp")
+    on_three = check_goes_on(tmp_path, point, ("num_workers=3", "strategy=allreduce"), rel=1e-3)
     (source,) = runs(tmp_path)
-    on_three = (*point, "num_workers=3", "strategy=allreduce", f"resume_from={source.folder}")
-    ran_ok("run", *point, "strategy=ddp", "study=whole", cwd=tmp_path)
-    ran_ok("run", *on_three, "study=three", cwd=tmp_path)
-    (whole,), (three,) = runs(tmp_path, "whole"), runs(tmp_path, "three")
-    ours, theirs = records_of(three)["epoch"], records_of(whole)["epoch"]
-    assert [epoch["epoch"] for epoch in ours] == [epoch["epoch"] for epoch in theirs]
-    for key in ("train_loss", "test_loss", "train_accuracy"):
-        assert [epoch[key] for epoch in ours] == pytest.approx(
-            [epoch[key] for epoch in theirs], rel=1e-3
-        )
-    smaller = ("global_batch=6", "strategy=ddp", f"resume_from={source.folder}")
+    smaller = ("global_batch=6", f"resume_from={source.folder}")
     ran_ok("run", *point, *smaller, "study=branch", cwd=tmp_path)
     (other,) = load(tmp_path / "results/branch").runs.to_dict("records")
     assert other["branch_of"] == source.folder.name
@@ -191,53 +204,46 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
     assert [step["global_batch"] for step in records_of(branched)["step"]][-1] == 6, (
         "and not 12, as before"
     )
-    ran_ok("run", *point, "strategy=ddp", "study=s", cwd=tmp_path)
+    ran_ok("run", *point, "study=s", cwd=tmp_path)
     assert not checkpoints(source)
-    again = ran_ok("run", *on_three, "study=three", cwd=tmp_path)
+    again = ran_ok("run", *on_three, cwd=tmp_path)
     assert "completed already" in again.stderr, "what it went on from is over, too"
     for wrong, said in (
         ("optimizer.momentum=0.5", "optimizer.momentum=0.9, but this run has 0.5"),
         ("seed=1", "seed=0, but this run has 1"),
     ):
-        refused = bsweep("run", *on_three, wrong, "study=three", cwd=tmp_path)
-        assert refused.returncode == 2, refused.stderr
+        refused = exits(2, "run", *on_three, wrong, cwd=tmp_path)
         assert said in refused.stderr, refused.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "of_four"),
+    ("words", "others"),
     [
-        (("strategy=sharded", "optimizer=adamw"), "strategy.replicas=2"),
-        (("strategy=tensor", *DIVIDED, "optimizer=adamw"), "strategy.replicas=1"),
-        (("strategy=tensor", *DIVIDED, "optimizer=lamb"), "strategy.replicas=4"),
+        (("strategy=horovod",), "strategy=ddp"),
+        (("strategy=sharded", "optimizer=adamw"), "num_workers=4 strategy.replicas=2"),
+        (("strategy=tensor", *DIVIDED, "optimizer=adamw"), "num_workers=4 strategy.replicas=1"),
+        (("strategy=tensor", *DIVIDED, "optimizer=lamb"), "num_workers=4 strategy.replicas=4"),
         (
             (
                 *("strategy=pipeline", *LAYERED, "optimizer=adamw"),
                 *("optimizer.decay_norm_and_bias=false", "optimizer.weight_decay=0.1"),
             ),
-            "strategy.replicas=1",
+            "num_workers=4 strategy.replicas=1",
         ),
-        (("strategy=pipeline", *LAYERED, "optimizer=lamb"), "strategy.cuts=[1,2,4]"),
+        (
+            ("strategy=pipeline", *LAYERED, "optimizer=lamb"),
+            "num_workers=4 strategy.cuts=[1,2,4]",
+        ),
     ],
 )
-def test_four_workers_go_on_with_the_parts_that_two_have_saved(
-    tmp_path: Path, words: tuple[str, ...], of_four: str
+def test_others_go_on_with_what_two_workers_have_saved(
+    tmp_path: Path, words: tuple[str, ...], others: str
 ) -> None:
-    """The second stage of the last ones has no matrices, so that its optimizer has one group."""
+    """Two of another strategy, or four with the parts of two. The second stage of the last ones has
+    no matrices, so that its optimizer has one group.
+    """
     point = ("global_batch=12", *POINT, *EPOCHS[1:], "precision=fp64", *words)
-    env = struck(tmp_path, (1,), "train.step", "train_step", 35)
-    assert bsweep("run", *point, "study=s", cwd=tmp_path, env=env).returncode == 1
-    (source,) = runs(tmp_path)
-    on_four = (*point, "num_workers=4", of_four, f"resume_from={source.folder}")
-    ran_ok("run", *point, "study=whole", cwd=tmp_path)
-    ran_ok("run", *on_four, "study=four", cwd=tmp_path)
-    (whole,), (four,) = runs(tmp_path, "whole"), runs(tmp_path, "four")
-    ours, theirs = records_of(four)["epoch"], records_of(whole)["epoch"]
-    assert [epoch["epoch"] for epoch in ours] == [epoch["epoch"] for epoch in theirs]
-    for key in ("train_loss", "test_loss"):
-        values = [[epoch[key] for epoch in epochs] for epochs in (ours, theirs)]
-        assert values[0] == pytest.approx(values[1], rel=1e-9)
-        assert len(set(values[1])) == 6, "it learns"
+    check_goes_on(tmp_path, point, tuple(others.split()), rel=1e-9)
 
 
 def test_workers_that_become_one_replica_draw_equal_random_numbers(tmp_path: Path) -> None:
@@ -245,8 +251,7 @@ def test_workers_that_become_one_replica_draw_equal_random_numbers(tmp_path: Pat
     env = struck(tmp_path, (1,), "train.step", "train_step", 20)
     more = "strategy.replicas=2"
     for study in ("two", "one"):
-        run = bsweep("run", *point, more, f"study={study}", cwd=tmp_path, env=env)
-        assert run.returncode == 1, run.stderr
+        exits(1, "run", *point, more, f"study={study}", cwd=tmp_path, env=env)
         (tmp_path / "struck1").unlink()
         (paths,) = runs(tmp_path, study)
         own_files = [checkpoints(paths)[0].own(rank) for rank in range(2)]
@@ -255,31 +260,11 @@ def test_workers_that_become_one_replica_draw_equal_random_numbers(tmp_path: Pat
         more = f"resume_from={paths.folder}"
 
 
-def test_as_many_workers_go_on_with_another_strategy(tmp_path: Path) -> None:
-    point = ("local_batch=6", *POINT, *EPOCHS[1:])
-    env = struck(tmp_path, (1,), "train.step", "train_step", 35)
-    horovod = STRATEGIES["horovod"]
-    assert bsweep("run", *point, *horovod, "study=s", cwd=tmp_path, env=env).returncode == 1
-    (source,) = runs(tmp_path)
-    ran_ok("run", *point, *horovod, "study=whole", cwd=tmp_path)
-    on_ddp = ("strategy=ddp", f"resume_from={source.folder}")
-    ran_ok("run", *point, *on_ddp, "study=ddp", cwd=tmp_path)
-    (whole,), (ddp,) = runs(tmp_path, "whole"), runs(tmp_path, "ddp")
-    ours, theirs = records_of(ddp)["epoch"], records_of(whole)["epoch"]
-    assert [epoch["test_loss"] for epoch in ours] == pytest.approx(
-        [epoch["test_loss"] for epoch in theirs], rel=1e-3
-    )
-
-
 def test_another_strategy_cannot_go_on_with_parts(tmp_path: Path) -> None:
-    point = ("local_batch=6", *POINT, *EPOCHS[1:], "strategy=sharded")
-    env = struck(tmp_path, (1,), "train.step", "train_step", 35)
-    assert bsweep("run", *point, "study=s", cwd=tmp_path, env=env).returncode == 1
-    (source,) = runs(tmp_path)
-    more = f"resume_from={source.folder}"
+    point = ("local_batch=6", *POINT, *EPOCHS[1:])
+    more = f"resume_from={lost_a_worker(tmp_path, *point, 'strategy=sharded').folder}"
     for other in (("strategy=ddp",), ("strategy=pipeline", "strategy.microbatches=2")):
-        refused = bsweep("run", *point[:-1], *other, more, cwd=tmp_path)
-        assert refused.returncode == 2
+        refused = exits(2, "run", *point, *other, more, cwd=tmp_path)
         assert "the same of sharded, tensor and pipeline in both" in refused.stderr, refused.stderr
 
 
@@ -471,13 +456,12 @@ def test_a_run_that_resumes_on_fewer_cores_says_so(tmp_path: Path) -> None:
         pytest.skip("a machine of one core has no fewer")
     point = (*POINT, *EPOCHS, "num_workers=1", "strategy=allreduce", "study=s")
     env = struck(tmp_path, (0,), "runlog.checkpoint_files", "Checkpoint.complete", 2)
-    assert bsweep("run", *point, cwd=tmp_path, env=env).returncode == 1
+    exits(1, "run", *point, cwd=tmp_path, env=env)
     os.sched_setaffinity(0, {min(cores)})
     try:
-        again = bsweep("run", *point, cwd=tmp_path)
+        again = ran_ok("run", *point, cwd=tmp_path)
     finally:
         os.sched_setaffinity(0, cores)
-    assert again.returncode == 0, again.stderr
     (paths,) = runs(tmp_path)
     events = recorded(paths.folder, "event")
     assert [one["event"] for one in events] == ["resumed", "warning"]
