@@ -9,6 +9,7 @@ pass on a run that did nothing.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pickle
 import subprocess
@@ -22,6 +23,7 @@ import torch
 
 from bsweep import models
 from bsweep.config.values import ConfigError
+from tests.strategies.test_sharding import SHARDINGS
 from tests.support.gpus import on_gpus
 from tests.support.running import (
     ROOT,
@@ -226,8 +228,21 @@ VARIANTS: dict[str, list[tuple[int, tuple[str, ...]]]] = {
     ],
     "parameter_server": [
         (2, ()),
-        (3, ("strategy.num_servers=2", "strategy.sharding=layer")),
-        (3, ("strategy.num_servers=2", "strategy.sharding=memory", "strategy.colocated=true")),
+        *(
+            (
+                num_workers,
+                (
+                    *("strategy.num_servers=2", f"strategy.sharding={sharding}"),
+                    *("strategy.chunk_bytes=256", f"strategy.colocated={is_colocated}"),
+                    "optimizer.decay_norm_and_bias=false",
+                ),
+            )
+            for sharding, is_colocated, num_workers in itertools.product(
+                SHARDINGS, ("false", "true"), (2, 3)
+            )
+        ),
+        (3, ("strategy.num_servers=2", "optimizer=adamw", "optimizer.lr=0.01")),
+        (2, ("strategy.num_servers=3", "strategy.sharding=layer", "optimizer=lars")),
     ],
     "local_sgd": [
         (2, ("strategy.sync_every=1",)),
@@ -395,6 +410,27 @@ def test_ring_sends_twice_the_vector_less_a_share() -> None:
         vector_bytes = 8 * len(first["parameters"])
         for epoch in first["epochs"]:
             assert epoch["sent_bytes"] == pytest.approx(4 * 2 * 2 / 3 * vector_bytes, rel=0.01)
+
+
+MEMORY, CHUNKS = "strategy.sharding=memory", "strategy.sharding=hashed_chunks"
+
+
+@pytest.mark.parametrize(
+    "more", [(MEMORY,), (MEMORY, "strategy.colocated=true"), (CHUNKS, "strategy.chunk_bytes=256")]
+)
+def test_bytes_of_servers_are_those_that_travel(more: tuple[str, ...]) -> None:
+    how = ("strategy=parameter_server", "strategy.num_servers=2", "global_batch=24")
+    first, *_ = trained(3, *how, *more)
+    total, num_beside = 8 * len(first["parameters"]), float("strategy.colocated=true" in more)
+    for epoch in first["epochs"]:  # of four steps
+        mean = 4 * total * (3 - num_beside) // 3  # each half of it stays with one worker
+        assert epoch["sent_bytes"] == epoch["received_bytes"] == mean
+        assert sum(server["share"] for server in epoch["servers"]) == pytest.approx(1)
+        for server in epoch["servers"]:
+            assert server["pushes"] == [4] * 3
+            assert server["max_lead"] == 0
+            travels = pytest.approx(4 * (3 - num_beside) * server["share"] * total)
+            assert server["received_bytes"] == server["sent_bytes"] == travels
 
 
 def test_a_weight_that_two_blocks_share_is_refused() -> None:

@@ -1,5 +1,5 @@
-"""Parameter servers: what one process would have computed, no push lost, no bound exceeded, and a
-quick end.
+"""Parameter servers out of step: no push lost, no bound exceeded, and a quick end. That synchronous
+ones reach the weights of one process is tested in test_equivalence.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from torch.distributed import Work
 from bsweep.config.parameter_server import ParameterServerConfig
 from bsweep.config.run import RunConfig
 from bsweep.config.values import ConfigError
-from bsweep.numerics import optim
 from bsweep.numerics.vector import Slice, ranges
 from bsweep.runlog.files import RunPaths
 from bsweep.runlog.reading import read_json
@@ -33,7 +32,6 @@ from bsweep.strategies import server as servers
 from bsweep.strategies import sharding
 from bsweep.strategies.parameter_server import ParameterServer, _Connection
 from bsweep.strategies.server import Kind, LocalServer, Server
-from tests.strategies.test_sharding import SHARDINGS
 from tests.support.one_server_run import (
     Case,
     gradient,
@@ -72,17 +70,6 @@ def results(folder: Path, num_workers: int) -> list[dict[str, Any]]:
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(num_workers)]
 
 
-def sgd_of_one_process(config: RunConfig, case: Case) -> Tensor:
-    vector = make_vector()
-    optimizer = optim.build(config.optimizer, vector)
-    for step in range(case.steps * case.epochs):
-        gradients = [gradient(vector, case, worker, step) for worker in range(config.num_workers)]
-        vector.gradients.copy_(sum(gradients[1:], gradients[0]))
-        optim.set_learning_rate(optimizer, learning_rate(config, step))
-        optimizer.step()
-    return vector.parameters
-
-
 def test_an_optimizer_that_limits_the_whole_norm_is_refused_where_no_server_knows_it() -> None:
     """One of the user's own, of which the configuration does not tell it."""
     vector = make_vector()
@@ -92,66 +79,6 @@ def test_an_optimizer_that_limits_the_whole_norm_is_refused_where_no_server_know
     strategy.config = configure("num_workers=2", "strategy.num_servers=2")
     with pytest.raises(ConfigError, match=r"or use strategy\.num_servers=1"):
         strategy.prepare(vector, optimizer)
-
-
-SYNCHRONOUS: dict[str, tuple[str, ...]] = {
-    f"{sharding}_{'colocated' if colocated else 'apart'}_{num_workers}": (
-        f"num_workers={num_workers}",
-        "strategy.num_servers=2",
-        f"strategy.sharding={sharding}",
-        f"strategy.colocated={str(colocated).lower()}",
-        "optimizer.weight_decay=0.1",
-        "optimizer.decay_norm_and_bias=false",
-    )
-    for sharding, colocated, num_workers in itertools.product(SHARDINGS, (False, True), (2, 3))
-}
-SYNCHRONOUS["adamw"] = ("num_workers=3", "strategy.num_servers=2", "optimizer=adamw")
-SYNCHRONOUS["lars"] = (
-    "num_workers=2",
-    "strategy.num_servers=3",
-    "strategy.sharding=layer",
-    "optimizer=lars",
-)
-SYNCHRONOUS["default"] = ("num_workers=2",)
-
-
-@pytest.fixture(scope="module")
-def synchronous_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("synchronous")
-    for name, overrides in SYNCHRONOUS.items():
-        Case(port=meeting_port()).save(folder / name, configure(*overrides))
-    assert finish(start(folder, list(SYNCHRONOUS), 5)) == [0] * 5
-    return folder
-
-
-@pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_synchronous_equals_one_process(synchronous_runs: Path, name: str) -> None:
-    config, case = configure(*SYNCHRONOUS[name]), Case(port=0)
-    expected, initial = sgd_of_one_process(config, case), make_vector().parameters
-    assert float((expected - initial).abs().max()) > 1e-2, "the weights must have moved"
-    for worker in results(synchronous_runs / name, config.num_workers):
-        assert torch.equal(worker["parameters"][0], initial)
-        torch.testing.assert_close(worker["parameters"][-1], expected, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("name", ["memory_apart_3", "memory_colocated_3", "hashed_chunks_apart_2"])
-def test_bytes_are_those_that_travel(synchronous_runs: Path, name: str) -> None:
-    config, vector = configure(*SYNCHRONOUS[name]), make_vector()
-    assert isinstance(config.strategy, ParameterServerConfig)
-    workers = results(synchronous_runs / name, config.num_workers)
-    (traffic,) = workers[0]["traffic"]
-    assert all(worker["traffic"] == [traffic] for worker in workers)
-    steps, total = Case(port=0).steps, vector.num_bytes
-    stays = total if config.strategy.colocated else 0  # each half of it with one worker
-    mean = (steps * total * config.num_workers - steps * stays) // config.num_workers
-    assert traffic["sent_bytes"] == traffic["received_bytes"] == mean
-    assert sum(server["share"] for server in traffic["servers"]) == pytest.approx(1)
-    for server in traffic["servers"]:
-        assert server["pushes"] == (steps,) * config.num_workers
-        assert server["max_lead"] == 0
-        num_remote = config.num_workers - config.strategy.colocated
-        expected = steps * num_remote * server["share"] * total
-        assert server["received_bytes"] == server["sent_bytes"] == expected
 
 
 SLOW = 0.05
@@ -170,7 +97,7 @@ OUT_OF_STEP: dict[str, tuple[str, ...]] = {
         "stale2": ("strategy.consistency=stale_synchronous", "strategy.staleness=2"),
     }.items()
 }
-OUT_OF_STEP_CASE = Case(port=0, steps=5, epochs=2, sleeps=(0.0, 0.0, SLOW), depend=False)
+OUT_OF_STEP_CASE = Case(port=0, steps=5, epochs=2, sleeps=(0.0, 0.0, SLOW))
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +117,7 @@ def test_out_of_step_no_push_is_lost_and_the_bound_holds(runs_out_of_step: Path,
     for epoch in range(1, case.epochs + 1):
         for step in range((epoch - 1) * case.steps, epoch * case.steps):
             for worker in range(3):
-                made_up = gradient(make_vector(), case, worker, step)
+                made_up = gradient(make_vector(), worker, step)
                 expected = expected - learning_rate(config, step) / 3 * made_up
         for result in workers:
             reached = result["parameters"][epoch]

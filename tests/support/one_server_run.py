@@ -34,15 +34,12 @@ from tests.support.running import meeting_at
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`sleeps`: seconds before each step, by worker. `depend`: gradients depend on the parameters
-    they are taken at.
-    """
+    """`sleeps`: seconds before each step, by worker."""
 
     port: int
     steps: int = 6
     epochs: int = 1
     sleeps: tuple[float, ...] = (0.0, 0.0, 0.0)
-    depend: bool = True
     broken_worker: int | None = None  # raises in its third step
     broken_server: int | None = None  # raises at its fifth push
 
@@ -60,13 +57,9 @@ def make_vector(seed: int = 0) -> Vector:
     return Vector(model.double())
 
 
-def gradient(vector: Vector, case: Case, worker: int, step: int) -> Tensor:
-    made_up = torch.randn(
-        vector.gradients.shape,
-        generator=torch.Generator().manual_seed(1000 * worker + step),
-        dtype=torch.float64,
-    )
-    return made_up + 0.5 * vector.parameters if case.depend else made_up
+def gradient(vector: Vector, worker: int, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * worker + step)
+    return torch.randn(vector.gradients.shape, generator=generator, dtype=torch.float64)
 
 
 def storages_alive() -> dict[int, int]:
@@ -124,7 +117,7 @@ def work(config: RunConfig, case: Case, world: World, paths: RunPaths) -> dict[s
                     (paths.folder / f"begun{world.rank}").touch()
                 if step == 2 and world.rank == case.broken_worker:
                     raise ArithmeticError("broken on purpose")
-                vector.gradients.copy_(gradient(vector, case, world.rank, step))
+                vector.gradients.copy_(gradient(vector, world.rank, step))
                 optim.set_learning_rate(optimizer, learning_rate(config, step))
                 strategy.step()
             strategy.end_round(epoch + 1, torch.zeros(3), 1, ends_epoch=True)
