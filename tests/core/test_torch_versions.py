@@ -1,14 +1,17 @@
-"""What is said about the torch and the torchvision that are installed."""
+"""What is said of the torch and the torchvision that are installed, and torch's private names."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from bsweep.core import torch_versions
+from bsweep.core.torch_private import NAMES, private
 
 Install = Callable[..., None]
 
@@ -30,14 +33,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return written
 
 
-def test_no_torch_is_refused_with_the_command(install: Install) -> None:
+def test_no_torch_and_one_that_is_too_old_are_refused_with_the_command(install: Install) -> None:
     with pytest.raises(ValueError, match="torch is not installed: pip install torch torchvision"):
         torch_versions.refuse_torch()
     assert torch_versions.problems() == ["torch is not installed: pip install torch torchvision"]
     assert not torch_versions.are_tested()
-
-
-def test_a_torch_that_is_too_old_is_refused(install: Install) -> None:
     install("torch", "2.5.1+cu121")
     with pytest.raises(ValueError, match=r"torch 2\.5\.1\+cu121 is too old.* 2\.6 or newer: pip"):
         torch_versions.refuse_torch()
@@ -62,3 +62,15 @@ def test_a_torch_without_its_libraries_is_named(install: Install, tmp_path: Path
     (said,) = torch_versions.problems()
     assert "cannot be imported (OSError: libcudart.so.13: cannot open)" in said
     assert said.endswith("pip install --force-reinstall torch==2.13.0 torchvision")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_has_each_private_name(name: str) -> None:
+    assert callable(private(name))
+
+
+def test_a_private_name_that_torch_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMES, "gone", "torch:_gone.too")
+    said = re.escape(f"torch._gone.too, which torch {torch.__version__}")
+    with pytest.raises(ValueError, match=said):
+        private("gone")

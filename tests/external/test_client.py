@@ -1,4 +1,6 @@
-"""The client `bsweep.join()`, in this process: what it knows, times, reports and refuses."""
+"""The client `bsweep.join()`, in this process: what it knows, times, reports and refuses, and when
+workers agree to stop.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +19,8 @@ from typing import Any
 import pytest
 
 import bsweep
+from bsweep.external import agreement
+from bsweep.external.agreement import Agreement
 from bsweep.external.client import POINT, Run
 from bsweep.external.loop import Facts, size_of
 from bsweep.runlog.taken import Taken, read_taken
@@ -315,3 +320,35 @@ def test_a_program_that_nobody_started_is_told_how(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv(POINT, raising=False)
     with pytest.raises(RuntimeError, match="bsweep run program=own"):
         bsweep.join()
+
+
+def decided(worker: Agreement, wish: str = "") -> str:
+    return worker.decide(wish, worker.next_step, None, at_epoch_end=False)
+
+
+def test_a_rank_that_never_comes_keeps_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "WAIT_SECONDS", 0.2)
+    first = Agreement(0, 3, tmp_path / "meeting")
+    with pytest.warns(UserWarning, match="2 workers do not use run.steps or run.epochs"):
+        assert decided(first, "asked") == ""
+    late = Agreement(1, 3, tmp_path / "meeting")
+    assert decided(late) == ""
+    assert late.next_step > 1_000_000
+
+
+def test_a_worker_outlives_rank_0(tmp_path: Path) -> None:
+    other = Agreement(1, 2, tmp_path / "meeting")
+    with ThreadPoolExecutor() as threads:
+        # Rank 0 is gone after its first decision.
+        first = threads.submit(lambda: decided(Agreement(0, 2, tmp_path / "meeting")))
+        assert [decided(other), first.result()] == ["", ""]
+    assert decided(other) == ""
+    assert other.has_given_up
+
+
+def test_a_lone_worker_agrees_with_itself(tmp_path: Path) -> None:
+    alone = Agreement(0, 1, tmp_path / "meeting")
+    assert alone.decide("target", 3, 10, at_epoch_end=False) == "target"
+    assert 3 < alone.next_step <= 10

@@ -1,17 +1,19 @@
-"""The example scripts of program=own, each run by bsweep on two workers as a user would."""
+"""The example scripts of program=own, each run by bsweep on two workers as a user would, and a
+script as people write them, with a few lines for bsweep, which end in `# bsweep`.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import subprocess
-from collections import defaultdict
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.running import ROOT, ran_ok
+from tests.support.running import ROOT, ran_ok, recorded, summaries
 
 EXAMPLES = ROOT / "examples/programs"
 DIGITS = ROOT / "src/bsweep/data/digits.csv.gz"
@@ -33,11 +35,8 @@ def records_of(folder: Path, *words: str, timeout: float = 240) -> dict[str, lis
     """Run a point of two epochs, and return its records by type."""
     point = ("program=own", "local_batch=32", "epochs=2", "study=s", *words)
     ran_ok("run", *point, cwd=folder, timeout=timeout)
-    (path,) = folder.glob("results/s/*/metrics.jsonl")
-    by_type = defaultdict(list)
-    for record in map(json.loads, path.read_text().splitlines()):
-        by_type[record["type"]].append(record)
-    return by_type
+    (run,) = folder.glob("results/s/b*")
+    return {kind: recorded(run, kind) for kind in ("start", "epoch", "end")}
 
 
 def command(example: str, *more: str) -> str:
@@ -98,3 +97,41 @@ def test_adapter_reports_and_stops_at_the_target(tmp_path: Path, example: str) -
     assert epochs[-1]["test_accuracy"] >= 0.7
     (start,) = records["start"]
     assert start["num_train"] == 1437
+
+
+SCRIPT = Path(__file__).parent / "scripts/ddp_plain.py"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [1, 2])
+def test_records_say_what_a_script_prints(tmp_path: Path, workers: int) -> None:
+    command = f'python "{SCRIPT}" --batch-size={{local_batch}}'
+    ran_ok(
+        *("run", "program=own", f"program.command='{command}'", "epochs=6"),
+        *("local_batch=16", f"num_workers={workers}", "launch=torchrun", "study=s"),
+        *(f"program.python={sys.executable}", f"program.environment.DIGITS={DIGITS}"),
+        cwd=tmp_path,
+        timeout=550,
+    )
+    (folder,) = tmp_path.glob("results/s/*-*")
+    printed = (folder / "logs/rank.0/stdout").read_text()
+    evaluations = recorded(folder, "evaluation")
+    printed_evaluations = re.findall(r"step (\d+) examples (\d+) accuracy (\S+)", printed)
+    assert len(evaluations) >= 2
+    for record, (steps, examples, accuracy) in zip(evaluations, printed_evaluations, strict=True):
+        assert (record["num_steps"], f"{record['test_accuracy']:.4f}") == (int(steps), accuracy)
+        # Another rank may be in its last step, or count as rank 0, whose share may be one smaller.
+        assert abs(record["num_examples"] - int(examples)) < workers * record["epoch"]
+    (total,) = re.findall(r"total steps (\d+) examples (\d+) seconds (\S+)", printed)
+    epochs = recorded(folder, "epoch")
+    seconds = sum(epoch["train_seconds"] for epoch in epochs)
+    num_examples = sum(epoch["images_per_second"] * epoch["train_seconds"] for epoch in epochs)
+    assert len(epochs) == 6
+    assert sum(epoch["num_steps"] for epoch in epochs) == int(total[0])
+    assert abs(num_examples - int(total[1])) < 6 * workers
+    # 3 % alone; beside other tests, the script waits longer between its epochs.
+    assert seconds == pytest.approx(float(total[2]), rel=0.15)
+    (start,) = recorded(folder, "start")
+    assert (start["num_train"], start["software"]["interpreter"]) == (1437, sys.executable)
+    (ended,) = summaries(tmp_path).values()
+    assert (ended["status"], f"{ended['test_accuracy']:.4f}") == ("completed", accuracy)
