@@ -357,15 +357,6 @@ def test_a_search_out_of_budget_names_the_best_accuracy_seen(tmp_path: Path) -> 
     assert "no point of the grid is left to run" in result.stdout, "larger batches need more"
 
 
-def test_a_program_that_tells_no_times_of_steps_is_refused() -> None:
-    written = ("program=own", "program.command=python", "program.metrics=csv:log.csv")
-    rest = ("data.num_train=10", "launch=inline")
-    configs = [compose(*written, *rest, f"local_batch={batch}") for batch in (8, 16)]
-    says = r"program\.metrics=csv:log\.csv: .* Call bsweep\.join\(\).* type bsweep predict"
-    with pytest.raises(ConfigError, match=says):
-        recommend._cells(configs, parse_objective("fastest"))
-
-
 def test_joules_that_nobody_counts_are_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

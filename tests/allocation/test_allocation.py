@@ -21,9 +21,8 @@ from bsweep.config.run import RunConfig
 from bsweep.config.saved import read_config, save_config
 from bsweep.config.values import ConfigError
 from bsweep.runlog.probe_file import ProbedBatch, ProbedWorker
-from bsweep.study import checks
 from tests.support.refusing import refused
-from tests.support.running import TINY, compose, options
+from tests.support.running import compose, options
 
 NODES = ("4 RTX 2080 Ti", "3 RTX 2080 Ti + TITAN RTX", "4 A30", "2 RTX 3090 + 2 V100")
 FLOPS = (113.8e12, 117.85e12, 165e12, 133.5e12)
@@ -218,14 +217,6 @@ def test_a_probe_that_ended_before_memory_did_is_doubtful(tmp_path: Path) -> Non
     assert not allocation.warnings(resolved(tmp_path, workers, *smaller))
     given = ("allocation=batch_by_memory", "allocation.local_batches=[1,2,3,4]")
     assert not allocation.warnings(resolved(tmp_path, None, *given))
-
-
-def test_a_round_longer_than_an_epoch_is_a_warning(tmp_path: Path) -> None:
-    point = (*POINT, *TINY, "local_batch=8", "num_workers=2", f"results_dir={tmp_path}")
-    (warning,) = checks.check_point(compose(*point, "strategy.sync_every=6"))
-    assert "a round of 96 examples is longer than an epoch of 90" in warning
-    assert "[6, 6]" in warning
-    assert not checks.check_point(compose(*point, "strategy.sync_every=5"))
 
 
 def test_the_run_id_follows_the_lists_and_not_where_they_came_from(tmp_path: Path) -> None:

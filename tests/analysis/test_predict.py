@@ -18,11 +18,7 @@ import bsweep
 from bsweep.analysis.prediction.critical_batch import branches_of
 from bsweep.analysis.prediction.forecast import PARTS, Forecast
 from bsweep.analysis.prediction.likelihood import cell_runs
-from bsweep.analysis.prediction.objectives import (
-    choose_cell,
-    parse_objective,
-    with_probabilities,
-)
+from bsweep.analysis.prediction.objectives import choose_cell, parse_objective, with_probabilities
 from bsweep.analysis.prediction.seen_runs import chosen_too_low, observed
 from bsweep.analysis.prediction.step_time import Cell
 from bsweep.analysis.prediction.steps import fit_steps

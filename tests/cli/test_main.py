@@ -11,6 +11,7 @@ from tests.support.running import exit_code
 from tests.support.synthetic_study import write_run
 
 POINT = "local_batch=8 model=tiny_cnn"
+WRITTEN = "program=own program.command=ls program.metrics=csv:a launch=inline data.num_train=10"
 GRID = "recommend local_batch=8,16 model=tiny_cnn --target-accuracy 0.9"
 
 
@@ -44,6 +45,7 @@ GRID = "recommend local_batch=8,16 model=tiny_cnn --target-accuracy 0.9"
         (f"{GRID} strategy=local_sgd num_workers=2", "every step together"),
         (f"{GRID} --budget soon", "is not a time"),
         (f"{GRID} num_workers=2 --objective workers<=1", "Allow more workers"),
+        (f"recommend local_batch=8,16 --target-accuracy 0.9 {WRITTEN}", "type bsweep predict"),
         (f"{GRID} --objective cheap", "Did you mean 'cheapest'"),
     ],
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-import typing
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,16 +28,12 @@ from bsweep.compression.topk import largest
 from bsweep.config.compression import AnyCompression, QSGDConfig
 from bsweep.config.rules import warnings_of
 from bsweep.numerics.vector import Vector
-from tests.support.running import compose
+from tests.support.gpus import on_gpus
+from tests.support.running import compose, options
 
 T = TypeVar("T")
-NAMES = sorted(
-    typing.get_args(typing.get_type_hints(variant)["name"])[0]
-    for variant in typing.get_args(typing.get_args(AnyCompression)[0])
-)
-CODECS = [name for name in NAMES if name not in ("none", "own")]
-ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
-DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
+CODECS = [name for name in options("compression") if name not in ("none", "own")]
+DEVICES = ["cpu", on_gpus("cuda")]
 
 
 def configure(name: str, **changes: object) -> AnyCompression:
@@ -302,15 +297,6 @@ def test_dgc_sends_what_momentum_sgd_would_have_moved(nesterov: bool) -> None:
     assert codec.memory[second] == 0
 
 
-def test_dgc_at_density_1_is_sgd_without_momentum() -> None:
-    vector = make_vector()
-    optimizer = SGD([vector.parameters], lr=1, momentum=0.9)
-    codec = build("dgc", vector, optimizer=optimizer, density=1, warmup_densities=[])
-    for step in range(3):
-        gradients = random_gradients(vector.gradients, step)
-        assert torch.equal(exchange_alone(codec, gradients), gradients)
-
-
 def test_dgc_leaves_the_optimizer_without_momentum() -> None:
     vector = make_vector()
     halves = [nn.Parameter(vector.parameters[:300]), nn.Parameter(vector.parameters[300:])]
@@ -326,13 +312,17 @@ def test_dgc_leaves_the_optimizer_without_momentum() -> None:
     torch.testing.assert_close(vector.parameters, expected)
 
 
-def test_dgc_clips_each_worker_so_that_independent_ones_sum_to_the_norm() -> None:
+def test_dgc_at_density_1_is_sgd_without_momentum_whose_workers_clip_to_their_part() -> None:
+    """Independent gradients of four workers sum to the norm."""
     vector = make_vector()
-    codec = build("dgc", vector, density=1, warmup_densities=[], clip_norm=1.0)  # of 4 workers
+    optimizer = SGD([vector.parameters], lr=1, momentum=0.9)
+    how: dict[str, Any] = {"density": 1, "warmup_densities": [], "clip_norm": 1.0}
+    codec = build("dgc", vector, optimizer=optimizer, **how)
     large = random_gradients(vector.gradients, 0)
     small = 1e-3 * large
     torch.testing.assert_close(exchange_alone(codec, large), large / large.norm() / 2)
-    assert torch.equal(exchange_alone(codec, small), small)
+    for _ in range(3):
+        assert torch.equal(exchange_alone(codec, small), small)
 
 
 # QSGD
@@ -342,7 +332,11 @@ def test_dgc_clips_each_worker_so_that_independent_ones_sum_to_the_norm() -> Non
 def test_qsgd_sends_neighbouring_levels_of_each_buckets_norm(bits: int) -> None:
     vector = make_vector()
     gradients = random_gradients(vector.gradients, 0)
-    received = exchange_alone(build("qsgd", vector, bits=bits, bucket_elements=100), gradients)
+    received, other = (
+        exchange_alone(build("qsgd", vector, rank, bits=bits, bucket_elements=100), gradients)
+        for rank in (0, 1)
+    )
+    assert not torch.equal(received, other), "workers round independently"
     for bucket, values in zip(received.split(100), gradients.split(100), strict=True):
         unit = values.norm() / (2 ** (bits - 1) - 1)
         torch.testing.assert_close(bucket / unit, (bucket / unit).round(), rtol=0, atol=1e-9)
@@ -356,13 +350,6 @@ def test_the_share_that_qsgd_sends_counts_the_norms(bits: Any, bucket_elements: 
     assert isinstance(codec, QSGD)
     values = torch.randn(4096)
     assert len(codec.encode(values)) / values.nbytes == card.payload_share(epochs=1)
-
-
-def test_workers_round_independently() -> None:
-    vector = make_vector()
-    gradients = random_gradients(vector.gradients, 0)
-    one, other = (exchange_alone(build("qsgd", vector, rank), gradients) for rank in (0, 1))
-    assert not torch.equal(one, other)
 
 
 # PowerSGD

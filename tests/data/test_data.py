@@ -367,14 +367,6 @@ def test_images_that_cannot_be_read_are_named_or_counted(folder: Path) -> None:
     refuses(image_folder(folder), "and 15 more")
 
 
-def test_a_cache_that_cannot_be_written_says_where(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    refuses(image_folder(folder), "XDG_CACHE_HOME")
-
-
 def test_an_example_that_cannot_be_read_is_no_fault_of_the_cache() -> None:
     def build() -> Dataset:
         raise FileNotFoundError(2, "No such file", "images/1.png")
@@ -445,9 +437,12 @@ def test_cifar10_that_is_not_intact_and_cannot_be_downloaded_is_refused(tmp_path
     assert socket.getdefaulttimeout() is None
 
 
-def test_the_cache_lies_in_the_users_cache_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_cache_lies_in_the_users_cache_folder_which_is_named_if_it_cannot_be_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cache.cache_folder() == tmp_path / "xdg" / "bsweep" / "data"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert cache.cache_folder() == Path.home() / ".cache" / "bsweep" / "data"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    refuses(image_folder(folder), "XDG_CACHE_HOME")

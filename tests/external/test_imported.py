@@ -59,19 +59,15 @@ def test_rows_of_epochs_become_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "bsweep did not measure this run" in run.summary["warnings"][0]
 
 
-def test_runs_with_equal_settings_are_seeds(tmp_path: Path) -> None:
-    source = write_csv(tmp_path / "runs.csv", [*curve("a", 8), *curve("b", 8)])
-    import_to(tmp_path, source, *CURVES)
-    study = bsweep.load(tmp_path / "mine")
-    assert list(study.runs["seed"]) == [0, 1]
-    assert any("no seed is known" in one for one in study.warnings)
-
-
-def test_runs_of_another_table_are_further_seeds(tmp_path: Path) -> None:
+def test_equal_settings_are_seeds_and_those_of_another_table_further_ones(
+    tmp_path: Path,
+) -> None:
     for names in ("ab", "cba", "d"):
         rows = [row for name in names for row in curve(name, 8, ("acc", ord(name) / 200))]
         import_to(tmp_path, write_csv(tmp_path / "runs.csv", rows), *CURVES)
-    runs = bsweep.load(tmp_path / "mine").runs.set_index("seed")
+    study = bsweep.load(tmp_path / "mine")
+    assert any("no seed is known" in one for one in study.warnings)
+    runs = study.runs.set_index("seed")
     assert [round(200 * runs["test_accuracy"][seed]) for seed in range(4)] == [*b"abcd"]
 
 

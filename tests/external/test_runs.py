@@ -15,7 +15,7 @@ import pytest
 
 import bsweep as bsweep_package
 from bsweep.analysis import load, noise_scale
-from tests.support.running import Fork, bsweep, forks, ran_ok, summaries, wait_for
+from tests.support.running import Fork, bsweep, exits, forks, ran_ok, recorded, summaries, wait_for
 
 PACKAGE = Path(bsweep_package.__file__).parent
 
@@ -54,14 +54,12 @@ def started(*words: str, command: str = "python train.py") -> tuple[str, ...]:
 
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    (path,) = folder.glob("results/s/b*/metrics.jsonl")
-    found = map(json.loads, path.read_text().splitlines())
-    return [record for record in found if record["type"] == kind]
+    (run,) = folder.glob("results/s/b*")
+    return recorded(run, kind)
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    (path,) = folder.glob("results/s/b*/summary.json")
-    found: dict[str, Any] = json.loads(path.read_text())
+    (found,) = summaries(folder).values()
     return found
 
 
@@ -210,26 +208,20 @@ for epoch in run.epochs():
         ("NaN", "diverged", "test_loss=nan in epoch 1"),
         ("a break", "failed", "after 1 of 2 epochs"),
         ("a break at the end", "completed", ""),
+        ("silence", "timeout", "this is the log"),
     ],
 )
 def test_bad_programs_are_told(tmp_path: Path, kind: str, status: str, said: str) -> None:
     (tmp_path / "train.py").write_text(f"KIND = {kind!r}\n{BAD}")
-    ran = bsweep(*started("local_batch=8", "epochs=2", "launch=inline"), cwd=tmp_path)
+    is_silent = ("launch=torchrun", "launch.stall_timeout_seconds=2")
+    how = is_silent if kind == "silence" else ("launch=inline",)
+    ran = bsweep(*started("local_batch=8", "epochs=2", *how), cwd=tmp_path)
     ended = summary(tmp_path)
     assert ended["status"] == status, ran.stderr
     assert said in ended["message"]
     assert str(PACKAGE) not in ended["message"]  # no line of bsweep's own traceback
     assert "this is the log" in next(tmp_path.glob("results/s/b*/logs/rank.0/stderr")).read_text()
     assert 77 not in [epoch["test_loss"] for epoch in records(tmp_path, "epoch")]
-
-
-@pytest.mark.full
-def test_a_silent_program_is_a_timeout(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(f"KIND = 'silence'\n{BAD}")
-    words = started("local_batch=8", "launch=torchrun", "launch.stall_timeout_seconds=2")
-    bsweep(*words, cwd=tmp_path)
-    assert summary(tmp_path)["status"] == "timeout"
-    assert "this is the log" in summary(tmp_path)["message"]
 
 
 def test_a_program_runs_where_and_with_what_it_was_told(tmp_path: Path) -> None:
@@ -253,8 +245,7 @@ def test_a_program_runs_where_and_with_what_it_was_told(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_during_a_sweep_is_refused(folder: Path) -> None:
     (folder / "train.py").write_text(TRAIN + "open('train.py', 'a').write('#')\n")
-    ran = bsweep(*started("local_batch=8,16", "epochs=1", "launch=inline"), cwd=folder)
-    assert ran.returncode == 1
+    ran = exits(1, *started("local_batch=8,16", "epochs=1", "launch=inline"), cwd=folder)
     ends = sorted(summary["status"] for summary in summaries(folder).values())
     assert ends == ["completed", "failed"]
     assert "train.py changed since the sweep began" in ran.stderr
@@ -294,8 +285,7 @@ def test_a_timing_probe_runs_few_steps(folder: Path) -> None:
 
 @pytest.mark.parametrize("command", ["probe", "profile"])
 def test_what_measures_builtin_training_refuses_programs(folder: Path, command: str) -> None:
-    ran = bsweep(command, *started("local_batch=8", "launch=inline")[1:], cwd=folder)
-    assert ran.returncode == 2
+    ran = exits(2, command, *started("local_batch=8", "launch=inline")[1:], cwd=folder)
     assert f"bsweep {command} measures bsweep's own training" in ran.stderr
 
 
@@ -320,8 +310,7 @@ def test_the_worker_that_failed_first_is_named_with_its_log(tmp_path: Path) -> N
         "time.sleep(0.3)\n"
         "raise RuntimeError('Connection closed by peer [127.0.0.1]:1')\n"
     )
-    ran = bsweep(*started("local_batch=8", "num_workers=2", "launch=torchrun"), cwd=tmp_path)
-    assert ran.returncode == 1
+    exits(1, *started("local_batch=8", "num_workers=2", "launch=torchrun"), cwd=tmp_path)
     message = summary(tmp_path)["message"]
     assert message.startswith("rank 1 failed: ProgramError")
     assert "exit code 1: ZeroDivisionError: my own fault; see " in message

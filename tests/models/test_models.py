@@ -166,11 +166,7 @@ LIBRARYS = "model=torchvision model.architecture"
     "row",
     [
         (f"{STAGES} model=tiny_cnn num_workers=4", "4 stages", "3 pieces (conv1, conv2, head)"),
-        (
-            f"{STAGES} model=tiny_cnn strategy.cuts=[3]",
-            "strategy.cuts=[3]",
-            "give cuts between 1 and 2",
-        ),
+        (f"{STAGES} model=tiny_cnn strategy.cuts=[3]", "strategy.cuts=[3]", "between 1 and 2"),
         (f"{STAGES} {LIBRARYS}=squeezenet1_0", "nn.Sequential", "pieces()"),
         (f"{LIBRARYS}=alexnet", "or larger images."),
         (f"{LIBRARYS}=googlenet", "not logits [2, 10]: give model.options.aux_logits=false."),

@@ -89,8 +89,9 @@ def test_an_average_forgets_and_says_where_it_knows_too_little() -> None:
 class FirstStage(Strategy):
     """The first of two workers; in the gradient of the other one's stage a square overflows."""
 
-    def __init__(self) -> None:
-        self.can, self.replica = PipelineConfig(name="pipeline", replicas=2).can, 0
+    can, replica = PipelineConfig(name="pipeline", replicas=2).can, 0
+
+    def __init__(self) -> None: ...
 
     def gather(self, values: Tensor) -> Tensor:
         return torch.stack([values, torch.zeros_like(values)])
@@ -324,6 +325,7 @@ def test_a_monitor_leaves_the_loop_as_it_was() -> None:
 
 def test_a_lone_example_at_the_end_of_an_epoch_counts_nothing() -> None:
     monitor = bsweep.NoiseScale(nn.Linear(4, 3), every=1)
+    assert str(monitor) == "noise scale not identifiable (0 steps measured)"
     for size in (8, 1, 8):
         monitor.step((torch.randn(size, 4), torch.zeros(size, dtype=torch.long)))
     assert monitor.noise
@@ -333,13 +335,11 @@ def test_a_lone_example_at_the_end_of_an_epoch_counts_nothing() -> None:
 
 
 def test_a_monitor_says_what_it_takes() -> None:
-    monitor = bsweep.NoiseScale(nn.Linear(4, 3))
     for batch in (torch.zeros(8, 4), (torch.zeros(1, 4), torch.zeros(2))):
         with pytest.raises(ValueError, match="takes a batch as a pair of tensors of equal length"):
             bsweep.NoiseScale(nn.Linear(4, 3)).step(batch)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="every=0 must be 1 or more: use every=50"):
         bsweep.NoiseScale(nn.Linear(4, 3), every=0)
-    assert str(monitor) == "noise scale not identifiable (0 steps measured)"
 
 
 @pytest.mark.full

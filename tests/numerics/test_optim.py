@@ -100,12 +100,6 @@ def test_undone_steps_leave_no_trace(name: str, num_before: int) -> None:
     assert torch.equal(*found)
 
 
-def test_paper_and_linear_rule_agree_at_128_per_worker() -> None:
-    paper = compose("experiment=paper", "local_batch=128")
-    linear = compose("experiment=paper_linear", "local_batch=128")
-    assert base_rate(paper) == base_rate(linear) == pytest.approx(0.4)
-
-
 def base_rate(config: RunConfig, rank: int = 0) -> float | None:
     return base_learning_rate(config, config.rate_batch(rank))
 
@@ -127,10 +121,14 @@ def test_schedules() -> None:
     assert rates("one_cycle", 0, 3, 10) == pytest.approx([0.04, 1, 0])
 
 
-def test_where_workers_step_alone_the_rule_goes_by_their_own_batches() -> None:
+def test_rules_go_by_the_batch_or_where_workers_step_alone_by_their_own() -> None:
     words = "num_workers=2 local_batch=4 allocation.local_batches=[4,16] optimizer.lr=0.1"
     uneven = (*words.split(), "optimizer.reference_batch=4")
     alone = compose("strategy=diloco", *uneven, "optimizer.lr_rule=sqrt")
     assert [base_rate(alone, rank) for rank in (0, 1)] == pytest.approx([0.1, 0.2])
     together = compose("strategy=allreduce", *uneven, "optimizer.lr_rule=linear")
     assert [base_rate(together, rank) for rank in (0, 1)] == pytest.approx([0.5, 0.5])
+    paper, linear = (
+        compose(f"experiment={name}", "local_batch=128") for name in ("paper", "paper_linear")
+    )
+    assert base_rate(paper) == base_rate(linear) == pytest.approx(0.4)

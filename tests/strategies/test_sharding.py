@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from bsweep.config.parameter_server import ParameterServerConfig
-from bsweep.config.run import RunConfig
 from bsweep.core.torchvision_shim import import_torchvision
 from bsweep.numerics.vector import Slice, layout, ranges
 from bsweep.strategies import sharding
@@ -112,13 +111,3 @@ def test_a_server_without_parameters_is_an_error_with_a_remedy(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         sharding.shards(layout(small_model()), num_servers, strategy(f"strategy.sharding={name}"))
-
-
-def test_a_run_is_checked_without_its_weights() -> None:
-    def run(num_servers: int) -> RunConfig:
-        servers = ("strategy.sharding=layer", f"strategy.num_servers={num_servers}")
-        return compose("local_batch=8", "model=tiny_cnn", "strategy=parameter_server", *servers)
-
-    sharding.check_sharding(run(2), num_classes=10, shape=(3, 32, 32))
-    with pytest.raises(ValueError, match="only 3 servers would hold"):
-        sharding.check_sharding(run(100), num_classes=10, shape=(3, 32, 32))

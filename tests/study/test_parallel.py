@@ -225,12 +225,7 @@ def test_points_without_room_for_two_run_in_turn_with_a_note(
     assert resources.why_in_turn([*narrow, alone]) == ""
     sized(monkeypatch, 8, num_gpus=1)
     assert "1 GPU and 8 cores" in (resources.why_in_turn([point(1), point(1)]) or "")
-
-
-def test_points_at_once_take_no_more_cores_than_a_container_grants(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sized(monkeypatch, 2)
+    sized(monkeypatch, 2)  # which a container grants
     monkeypatch.setattr(resources, "usable_cores", lambda: tuple(range(64)))
     points = [point(1, "launch.threads_per_worker=2")] * 2
     assert len(set(resources.of_machine(points).cores)) == 2
@@ -250,12 +245,8 @@ SHOWN = ("accuracy_by_epoch", "time_by_batch", "throughput_and_speedup", "accura
 def test_times_of_parallel_points_are_left_out_but_accuracies_stay(tmp_path: Path) -> None:
     for batch in (8, 16, 32):
         for seed in (0, 1):
-            write_run(
-                tmp_path / "s",
-                local_batch=batch,
-                seed=seed,
-                meta=BESIDE if batch == 8 or seed else META,
-            )
+            meta = BESIDE if batch == 8 or seed else META
+            write_run(tmp_path / "s", local_batch=batch, seed=seed, meta=meta)
     study, whole = package.load(tmp_path / "s"), package.load(tmp_path / "s", beside=True)
     (line,) = (warning for warning in study.warnings if "launch.parallel" in warning)
     assert line.startswith("4 runs shared the machine with other runs")

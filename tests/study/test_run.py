@@ -42,6 +42,7 @@ from tests.support.running import (
     ran_ok,
     recorded,
     struck,
+    summaries,
     tool,
     wait_for,
     workers_left,
@@ -224,8 +225,8 @@ def test_an_interrupted_sweep_ends_its_workers(tmp_path: Path, number: signal.Si
         assert process.wait(60) == 130
     finally:
         process.kill()
-    (paths,) = runs(tmp_path)
-    assert summary(paths)["status"] == "interrupted"
+    (end,) = summaries(tmp_path).values()
+    assert end["status"] == "interrupted"
     assert len(list(tmp_path.glob("pid*"))) == 2
     assert not workers_left(tmp_path)
 
@@ -275,8 +276,8 @@ def test_out_of_memory_is_a_result_of_its_cell(tmp_path: Path) -> None:
         "    resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n",
     )
     exits(1, "run", "-m", *TOO_BIG, cwd=tmp_path, env=env)
-    (paths,) = runs(tmp_path)
-    assert summary(paths)["status"] == "out_of_memory", summary(paths)["message"]
+    (end,) = summaries(tmp_path).values()
+    assert end["status"] == "out_of_memory", end["message"]
 
 
 def test_variables_reach_workers_by_name_alone() -> None:
@@ -305,6 +306,7 @@ def test_a_run_of_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> No
 
 FEDNOVA = ("num_workers=2", "strategy=diloco", "strategy.weighting=fednova")
 MICROBATCHES = ("num_workers=2", "strategy=pipeline", "strategy.schedule=gpipe", "model=resnet18")
+ROUNDS = ("num_workers=2", "strategy=diloco", "strategy.sync_every=5")
 MORE = num_cores() + 1
 
 
@@ -315,6 +317,8 @@ MORE = num_cores() + 1
         ((*ALONE, f"launch.threads_per_worker={MORE}"), ALONE, "launch.threads_per_worker="),
         ((*FEDNOVA, "optimizer=adamw"), (*FEDNOVA, "optimizer=sgd"), "this optimizer"),
         (MICROBATCHES, (*MICROBATCHES, "strategy.microbatches=1"), "one micro-batch at a time"),
+        ((*ROUNDS, "strategy.sync_every=6"), ROUNDS, "96 examples is longer than an epoch of 90"),
+        (("data.crop_padding=3",), (), "so that random crops lose much: use data.crop_padding=1"),
     ],
 )
 def test_what_is_doubted_of_a_point_is_a_warning(
@@ -324,17 +328,13 @@ def test_what_is_doubted_of_a_point_is_a_warning(
     assert doubt not in "".join(check_point(compose(*QUICK, "local_batch=8", *sound)))
 
 
-def test_threads_of_a_worker_are_by_default_its_share_of_the_cores() -> None:
-    assert World(local_workers=2).threads(None) == max(1, num_cores() // 2)
-    assert World().threads(3) == 3
-
-
 def test_a_worker_has_its_own_threads_and_numbers_and_says_where_it_trained(tmp_path: Path) -> None:
     """Rank 1 of seed 0 drops out other units than rank 0 of seed 1."""
     more = ("local_batch=8", "seed=1", f"launch.threads_per_worker={MORE}", "optimizer.lr=0.1")
     train(tmp_path, *more, *QUICK)
     (start,) = recorded(tmp_path, "start")
     assert (start["threads"], start["learning_rate"]) == (MORE, 0.1)
+    assert World(local_workers=2).threads(None) == max(1, num_cores() // 2), "by default"
     (peer,) = start["workers"]
     assert (peer["host"], peer["device"]) == (platform.node(), "cpu")
     assert peer["precision"] == start["precision"]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
+from bsweep.launch import inline
 from bsweep.numerics import graphs, optim
 from bsweep.numerics.precision import AUTOCAST
 from bsweep.numerics.timing import StepClock
@@ -224,6 +225,11 @@ def test_what_cannot_be_captured_is_launched_step_by_step(
     assert "\n" not in warning
     assert "graph=false" in warning
     assert bool(graph_capture.lost_memory()) == loses_memory
+    if loses_memory:
+        unfit = inline.refusal()  # of the next point of this process
+        assert unfit
+        assert unfit.status == "interrupted"
+        assert "type the same command again" in unfit.message
 
 
 @pytest.mark.full
