@@ -19,12 +19,7 @@ from bsweep.data.plan import Share, global_batch
 from bsweep.numerics import optim
 from bsweep.runlog.records import Round
 from bsweep.study import branching
-from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes)
-    NUM_TRAIN,
-    _end_processes,
-    assert_reached,
-    trained,
-)
+from tests.strategies.test_equivalence import NUM_TRAIN, _end_processes, assert_reached, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support.policies import Doubling
 from tests.support.running import ROOT, compose, options
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bsweep.core.words import (
-    counted,
-    decimal_hours,
-    duration,
-    escaped,
-    excerpt,
-    first_of,
-    listed,
-)
+from bsweep.core.words import counted, decimal_hours, duration, escaped, excerpt, first_of, listed
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ import pytest
 
 from bsweep.external.adapters.calls import Calls
 from tests.external.test_client import examples_by_epoch, reports, run_in
-from tests.support.running import ran_ok
+from tests.support.running import ran_ok, summaries
 
 
 def test_a_step_takes_the_time_of_its_loading_alone(tmp_path: Path) -> None:
@@ -105,5 +104,4 @@ def test_an_interpreter_without_packages_takes_part(tmp_path: Path) -> None:
         *("epochs=2", "launch=inline", f"program.python={tmp_path / 'bare/bin/python'}"),
         cwd=tmp_path,
     )
-    (summary,) = tmp_path.glob("results/s/*/summary.json")
-    assert json.loads(summary.read_text())["status"] == "completed"
+    assert summaries(tmp_path)[4]["status"] == "completed"

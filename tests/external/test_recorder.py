@@ -18,6 +18,7 @@ from bsweep.runlog.files import RunPaths
 from bsweep.runlog.summary import write_summary
 from bsweep.runlog.taken import Taken
 from tests.support.running import compose
+from tests.support.running import recorded as records
 
 Report = dict[str, Any]
 
@@ -66,11 +67,6 @@ def epoch(*reports: Report, number: int = 1, **more: Any) -> list[Report]:
 
 def stops(reason: str) -> Report:
     return {"kind": "stops", "reason": reason}
-
-
-def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["type"] == kind]
 
 
 LOSS = {"train_loss": 0.25, "sent_bytes": 10.0}

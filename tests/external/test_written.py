@@ -170,10 +170,7 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
     [
         (("program.metrics=log.csv",), "Use csv:FILE or jsonl:FILE"),
         (("program.metrics='csv:{run}.csv'",), "{run} is not a key of the point. Did you mean"),
-        (
-            ("program.metrics=csv:a.csv", "data.num_train=null"),
-            "data.num_train=50000",
-        ),
+        (("program.metrics=csv:a.csv", "data.num_train=null"), "data.num_train=50000"),
         (("program.metrics=null", "program.fields.epoch=e"), "program.fields without program.metr"),
         (
             ("program.metrics=csv:a.csv", "launch=torchrun", "launch.parallel=2"),

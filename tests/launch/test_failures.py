@@ -80,11 +80,7 @@ def outcome_of(
         (ERROR, [(1, -signal.SIGABRT)], "rank 0 failed: OutOf"),
         (ERROR, [(1, -signal.SIGKILL)], "rank 1 was ended by SIGKILL"),
         (None, [(0, 1), (1, -signal.SIGABRT)], "rank 1 was ended by SIGABRT"),
-        (
-            LATER,
-            [(0, 1)],
-            "rank 1 ended without a message, perhaps killed from outside; then rank 0 ended",
-        ),
+        (LATER, [(0, 1)], "rank 1 ended without a message, perhaps killed from outside; then"),
     ],
     ids=["an error before a crash", "a kill", "a crash", "a silent end"],
 )
@@ -314,9 +310,7 @@ def test_a_worker_that_fails_waits_for_nobody(tmp_path: Path) -> None:
     exits(1, "run", *POINT, "study=s", cwd=tmp_path, env=env, timeout=120)
     (summary,) = summaries(tmp_path).values()
     assert summary["status"] == "failed"
-    assert summary["message"].startswith(
-        "rank 1 failed: RuntimeError: CUDA error: an illegal memory access"
-    )
+    assert summary["message"].startswith("rank 1 failed: RuntimeError: CUDA error: an illegal")
     assert 'loop.py", line' in summary["message"], "where it was"
     (stderr,) = tmp_path.glob("results/s/*/logs/rank.1/stderr")
     assert "in run" in stderr.read_text(), "the traceback is printed"
@@ -348,14 +342,11 @@ PEER = {
 }  # fmt: skip
 
 
-def test_gpus_of_different_precision_are_refused() -> None:
+def test_gpus_of_other_precisions_are_refused_and_those_of_one_are_on_record() -> None:
     other = {**PEER, "host": "b", "device": "Tesla T4", "precision": "fp32"}
     said = r"precision=fp32 suits rank 1 on b \(Tesla T4\), but precision=bf16"
     with pytest.raises(ValueError, match=said):
         peers_check.refuse_unequal([PEER, other])
-
-
-def test_other_gpus_of_one_precision_are_told_and_on_record() -> None:
     seen = {"host": "b", "device": "Tesla T4", "driver": "575.2", "cuda_visible_devices": "0"}
     both = [PEER, {**PEER, **seen}]
     peers_check.refuse_unequal(both)

@@ -333,11 +333,8 @@ def test_nccl_is_built_with_a_toolkit_that_fits_or_with_pypis(
 def test_gloo_alone_has_no_cuda_beside_any_toolkit(
     checkout: Checkout, tmp_path: Path, cuda: str, operations: str
 ) -> None:
-    env = {
-        "CUDA_HOME": _toolkit(tmp_path / "toolkit", "11.8"),
-        "HOROVOD_GPU_OPERATIONS": operations,
-    }
-    checkout = _with_nccl(checkout, cuda).with_env(**env)
+    checkout = _with_nccl(checkout, cuda).with_env(HOROVOD_GPU_OPERATIONS=operations)
+    checkout = checkout.with_env(CUDA_HOME=_toolkit(tmp_path / "toolkit", "11.8"))
     said = checkout.build()
     assert f"Note: Horovod gets Gloo alone, for torch is built for CUDA {cuda}" in said
     assert "use strategy=ddp" in said

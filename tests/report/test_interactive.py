@@ -438,12 +438,8 @@ def test_a_page_shows_the_sentences_of_the_analysis(browser: Any, tmp_path: Path
             [...one.querySelectorAll("span, p")].map((p) => p.textContent).join(" ").trim()),
         ...[...document.querySelectorAll("#why-lines p")].map((p) => p.textContent),
     ]"""
-    shown = [
-        *analysis.recommendation_warnings(study),
-        *analysis.cell_warnings(study),
-        *study.warnings,
-    ]
-    shown += [*analysis.recommendations(study), *analysis.headlines(study)]
+    shown = [*analysis.recommendation_warnings(study), *analysis.cell_warnings(study)]
+    shown += [*study.warnings, *analysis.recommendations(study), *analysis.headlines(study)]
     shown += analysis.missing_recommendations(study)
     assert len(shown) > 5
     with opened(browser, page_of(study, tmp_path)) as page:

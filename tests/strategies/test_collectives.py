@@ -66,18 +66,10 @@ def results_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Resu
 
 
 def computed(out: Path, kind: str) -> Results:
-    num_processes = max(GROUPS[kind])
+    num_processes, module = max(GROUPS[kind]), "tests.strategies.test_collectives"
     with (out / "output").open("w") as output:
         started = [
-            Fork(
-                "tests.strategies.test_collectives",
-                str(out),
-                kind,
-                cwd=ROOT,
-                env=env,
-                stdout=output,
-                stderr=output,
-            )
+            Fork(module, str(out), kind, cwd=ROOT, env=env, stdout=output, stderr=output)
             for env in ranks(num_processes)
         ]
     assert [process.wait(120) for process in started] == [0] * num_processes, (

@@ -14,7 +14,7 @@ import torch
 import bsweep as bsweep_package
 from bsweep.runlog.files import RunPaths
 from tests.study.test_run import runs
-from tests.support.running import TINY, bsweep, ran_ok, struck
+from tests.support.running import TINY, exits, ran_ok, struck
 from tests.train.test_resume import check_equal
 
 POINT = (
@@ -36,8 +36,7 @@ with_deepspeed = pytest.mark.skipif(not IS_HERE, reason="DeepSpeed is not instal
 
 @pytest.mark.skipif(IS_HERE, reason="DeepSpeed is installed")
 def test_without_deepspeed_its_extra_is_named(tmp_path: Path) -> None:
-    result = bsweep("run", *POINT, "strategy=deepspeed", cwd=tmp_path)
-    assert result.returncode == 2, result.stderr
+    result = exits(2, "run", *POINT, "strategy=deepspeed", cwd=tmp_path)
     assert "pip install 'bsweep[deepspeed]'" in result.stderr, result.stderr
 
 
@@ -69,8 +68,7 @@ def test_workers_reach_the_weights_of_ddp(
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path, stage: int) -> None:
     point = (*POINT, "strategy=deepspeed", f"strategy.stage={stage}", *ADAMW, "epochs=4")
     env = struck(tmp_path, (1,), "train.step", "train_step", 11)
-    killed = bsweep("run", *point, "study=s", "checkpoint_every=1", cwd=tmp_path, env=env)
-    assert killed.returncode == 1, killed.stderr
+    exits(1, "run", *point, "study=s", "checkpoint_every=1", cwd=tmp_path, env=env)
     for study in ("s", "whole"):
         ran_ok("run", *point, f"study={study}", "checkpoint_every=1", cwd=tmp_path)
     check_equal(tmp_path)

@@ -20,13 +20,7 @@ from bsweep.config.run import RunConfig
 from bsweep.config.strategies import DiLoCoConfig
 from bsweep.data.inputs import normalize
 from bsweep.runlog.reading import read_records
-from tests.strategies.test_equivalence import (  # noqa: F401 (the fixture ends the processes that `trained` starts)
-    CONTRACT,
-    NUM_TRAIN,
-    _end_processes,
-    text_contract,
-    trained,
-)
+from tests.strategies.test_equivalence import CONTRACT, NUM_TRAIN, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.study.test_run import runs
 from tests.support.running import TINY, compose, imported_first, ran_ok
 
@@ -282,14 +276,10 @@ def test_steps_follow_measured_speeds_whatever_the_workers_clocks_say(tmp_path: 
         f"    plain, ahead = time.monotonic, {CLOCKS_APART} * int(os.environ['RANK'])\n"
         "    time.monotonic = lambda: plain() + ahead\n",
     )
-    steps = (
-        "allocation=steps_by_speed",
-        "allocation.local_steps=[10,10]",
-        "allocation.adapt_every=4",
-    )
+    steps = ("allocation=steps_by_speed", "allocation.local_steps=[10,10]")
     point = ("data.num_train=4000", "model=tiny_cnn", "local_batch=16", "num_workers=2", "epochs=9")
     slow = "launch.slowdown=[1,12]"  # on a busy machine too, one is slower than the other
-    how = ("strategy=diloco", "strategy.max_rounds=6", slow, "study=s")
+    how = ("strategy=diloco", "strategy.max_rounds=6", "allocation.adapt_every=4", slow, "study=s")
     ran_ok("run", *TINY, *point, *how, *steps, cwd=tmp_path, env=env)
     (paths,) = runs(tmp_path)
     records = read_records(paths.metrics)[0]

@@ -50,6 +50,7 @@ DIVIDED, DROPPING, JOINED = (
 )
 TIED = ("model=own", f"model.target={ROOT}/tests/support/tied_network.py:Tied")
 LAMB = ("optimizer=lamb", "optimizer.lr=0.01")
+COLOCATED = ("strategy=parameter_server", "strategy.num_servers=2", "strategy.colocated=true")
 SCORES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
@@ -72,15 +73,9 @@ class Processes:
                 self.processes = [popen([*command, *worker], ROOT, output=output)]
             else:
                 variables = ranks(num_processes) if launcher == "torchrun" else [{}]
+                words = ("tests.support.one_run", str(folder))
                 self.processes = [
-                    Fork(
-                        "tests.support.one_run",
-                        str(folder),
-                        cwd=ROOT,
-                        env=env,
-                        stdout=output,
-                        stderr=output,
-                    )
+                    Fork(*words, cwd=ROOT, env=env, stdout=output, stderr=output)
                     for env in variables
                 ]
 
@@ -547,11 +542,7 @@ WARMED_UP: dict[str, tuple[str, ...]] = {
     "tensor": ("strategy=tensor", *DIVIDED),
     "horovod buckets": ("strategy=horovod", "strategy.buckets=3", "accumulation_steps=2"),
     "ddp powersgd": ("strategy=ddp", "strategy.hook=powersgd"),
-    "servers in workers": (
-        "strategy=parameter_server",
-        "strategy.colocated=true",
-        "strategy.num_servers=2",
-    ),
+    "servers in workers": COLOCATED,
     # The time of the layers would cut the two runs at different places.
     "pipeline": ("strategy=pipeline", "strategy.cuts=[1]"),
     "pipedream": ("strategy=pipedream", "strategy.cuts=[1]"),

@@ -32,13 +32,7 @@ from bsweep.strategies import server as servers
 from bsweep.strategies import sharding
 from bsweep.strategies.parameter_server import ParameterServer, _Connection
 from bsweep.strategies.server import Kind, LocalServer, Server
-from tests.support.one_server_run import (
-    Case,
-    gradient,
-    learning_rate,
-    make_vector,
-    storages_alive,
-)
+from tests.support.one_server_run import Case, gradient, learning_rate, make_vector, storages_alive
 from tests.support.running import ROOT, Fork, compose, meeting_port, wait_for
 
 PLAIN = ("optimizer.momentum=0", "optimizer.nesterov=false", "optimizer.weight_decay=0")
@@ -64,10 +58,6 @@ def finish(processes: list[Fork], timeout: float = 240) -> list[int]:
     finally:
         for process in processes:
             process.kill()
-
-
-def results(folder: Path, num_workers: int) -> list[dict[str, Any]]:
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(num_workers)]
 
 
 def test_an_optimizer_that_limits_the_whole_norm_is_refused_where_no_server_knows_it() -> None:
@@ -113,7 +103,8 @@ def runs_out_of_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_out_of_step_no_push_is_lost_and_the_bound_holds(runs_out_of_step: Path, name: str) -> None:
     config, case = configure(*OUT_OF_STEP[name]), OUT_OF_STEP_CASE
     assert isinstance(config.strategy, ParameterServerConfig)
-    expected, workers = make_vector().parameters, results(runs_out_of_step / name, 3)
+    expected = make_vector().parameters
+    workers = [torch.load(runs_out_of_step / name / f"rank{rank}.pt") for rank in range(3)]
     for epoch in range(1, case.epochs + 1):
         for step in range((epoch - 1) * case.steps, epoch * case.steps):
             for worker in range(3):

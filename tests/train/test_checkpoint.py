@@ -19,7 +19,7 @@ from bsweep.train import checkpointing
 from bsweep.train.checkpointing import CheckpointSchedule
 from bsweep.train.cursor import Cursor
 from bsweep.train.job import Job
-from tests.strategies.test_equivalence import DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
+from tests.strategies.test_equivalence import COLOCATED, DIVIDED, _end_processes, trained  # noqa: F401 (the fixture ends the processes)
 from tests.support.running import ROOT, TINY, options
 
 NETWORK = ("model=own", f"model.target={ROOT}/tests/support/noisy_network.py:build")
@@ -34,17 +34,15 @@ POINT = (
 )
 CODECS = [name for name in options("compression") if name not in ("none", "own")]
 # Three an epoch.
-ROUNDS = (
-    "strategy.sync_every=2",
-    "allocation.local_batches=[5,9]",
-    "allocation.local_steps=[4,2]",
-)
+ROUNDS = ("strategy.sync_every=2", "allocation.local_batches=[5,9]", "allocation.local_steps=[4,2]")
 EVALUATIONS = ("evaluate_every_examples=37", "target_loss=2.5", "stop_at_target=false", "epochs=3")
 STAGES = ("optimizer.schedule=multistep", "optimizer.milestones=[0.3,1.3]", "optimizer.gamma=0.5")
 RAISED = ("batching=raise_instead_of_decay", *STAGES)
 OF_THREE = ((2, 4), (5, 7))  # workers, whose epochs have four steps instead of six
 BY_PASSES = ("accumulation_steps=2", "measure.noise_scale=true")
 STAGED = ("strategy=pipeline", "strategy.cuts=[1]")
+SMALL = ("strategy=allreduce", "local_batch=2")
+OVER_HOROVOD = ("strategy.algorithm=horovod", "launch=horovodrun")
 BY_NOISE = (
     "batching=noise_scale",
     "batching.every_steps=6",
@@ -81,25 +79,8 @@ def case(
         case(2, "strategy=ddp", breaks=IN_STEP[1:]),
         case(2, "strategy=ddp", "strategy.hook=powersgd"),
         case(2, "strategy=horovod", *RAISED, breaks=((2, 4), (5, 6))),
-        case(
-            2,
-            "strategy=allreduce",
-            "local_batch=2",
-            *BY_NOISE,
-            breaks=((11, 12), (13, 15)),
-            policy="identified",
-        ),
-        *(
-            case(
-                2,
-                "strategy=allreduce",
-                "local_batch=2",
-                *policy,
-                breaks=((11, 12),),
-                policy="timed",
-            )
-            for policy in POLICIES
-        ),
+        case(2, *SMALL, *BY_NOISE, breaks=((11, 12), (13, 15)), policy="identified"),
+        *(case(2, *SMALL, *policy, breaks=((11, 12),), policy="timed") for policy in POLICIES),
         case(2, "strategy=allreduce", "precision=fp16", "compression=topk", overflow=(1, 3)),
         case(2, "strategy=sharded", breaks=IN_STEP),
         case(2, "strategy=sharded", "optimizer=lamb"),
@@ -116,23 +97,10 @@ def case(
         case(2, *STAGED, "optimizer=adamw", breaks=IN_STEP),
         case(4, *STAGED, "strategy.replicas=2", "optimizer=lamb", "measure.noise_scale=true"),
         case(2, "strategy=parameter_server", "optimizer=adamw"),
-        case(
-            3,
-            "strategy=parameter_server",
-            "strategy.num_servers=2",
-            "strategy.colocated=true",
-            breaks=OF_THREE,
-        ),
+        case(3, *COLOCATED, breaks=OF_THREE),
         case(1, "strategy=parameter_server", "strategy.consistency=asynchronous"),
         case(2, "strategy=local_sgd", "strategy.sync_every=4", breaks=IN_STEP),
-        case(
-            2,
-            "strategy=diloco",
-            *ROUNDS,
-            "strategy.algorithm=horovod",
-            "launch=horovodrun",
-            breaks=IN_ROUNDS,
-        ),
+        case(2, "strategy=diloco", *ROUNDS, *OVER_HOROVOD, breaks=IN_ROUNDS),
         case(
             2, "strategy=diloco", *ROUNDS, "compression=dgc", breaks=IN_ROUNDS[1:], policy="ByRound"
         ),

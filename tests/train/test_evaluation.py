@@ -140,10 +140,7 @@ def test_ending_at_the_target_does_not_change_the_steps_to_target(tmp_path: Path
         ("evaluate_every_examples=271 epochs=3", "=271", "epochs=3 of 90", "less than 90"),
         ("target_accuracy=0.5 epochs=1", "0.5", "epochs=2 or more", "evaluate_every_examples=9"),
         ("target_loss=0.5 epochs=1 evaluate_every_examples=89", "loss of 0.5", "epochs=2 or more"),
-        (
-            "target_loss=0.5 epochs=1 evaluate_every_examples=9 local_batch=90",
-            "fewer examples than the epoch's 90",
-        ),
+        ("target_loss=0.5 epochs=1 evaluate_every_examples=9 local_batch=90", "fewer examples"),
     ],
 )
 def test_evaluations_that_would_never_come_are_refused(row: tuple[str, ...]) -> None:

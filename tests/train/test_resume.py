@@ -230,10 +230,7 @@ def test_another_number_of_workers_goes_on_where_a_run_stands(tmp_path: Path) ->
             ),
             "num_workers=4 strategy.replicas=1",
         ),
-        (
-            ("strategy=pipeline", *LAYERED, "optimizer=lamb"),
-            "num_workers=4 strategy.cuts=[1,2,4]",
-        ),
+        (("strategy=pipeline", *LAYERED, "optimizer=lamb"), "num_workers=4 strategy.cuts=[1,2,4]"),
     ],
 )
 def test_others_go_on_with_what_two_workers_have_saved(
