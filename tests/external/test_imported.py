@@ -17,7 +17,7 @@ SAYS_SIZE = ("--set", "num_train=100")
 CURVES = ("--map", "batch=local_batch", "acc=test_accuracy", "s=train_seconds")
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]] | pd.DataFrame) -> Path:
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     pd.DataFrame(rows).to_csv(path, index=False)
     return path
 
@@ -69,14 +69,6 @@ def test_equal_settings_are_seeds_and_those_of_another_table_further_ones(
     assert any("no seed is known" in one for one in study.warnings)
     runs = study.runs.set_index("seed")
     assert [round(200 * runs["test_accuracy"][seed]) for seed in range(4)] == [*b"abcd"]
-
-
-def test_runs_without_names_are_the_same_under_other_names_of_columns(tmp_path: Path) -> None:
-    rows = pd.DataFrame([row for batch in (8, 16) for row in curve("", batch)]).drop(columns="run")
-    for batch in ("batch", "size"):
-        source = write_csv(tmp_path / "runs.csv", rows.rename(columns={"batch": batch}))
-        runs = import_to(tmp_path, source, "--map", *CURVES[2:], f"{batch}=local_batch")
-    assert len(runs) == 2
 
 
 def test_one_row_for_a_run_is_enough(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def make_study(
         if not {column, column.removesuffix("%")} & {*columns}:
             near = did_you_mean(column, columns)
             raise ValueError(f"{source}: no run has {column}.{near} It has {', '.join(columns)}.")
-    names = {**{key: key for key in KEYS}, **dict(sorted(names.items()))}
+    names = {**{key: key for key in KEYS}, **names}
     configs: dict[_Run, RunConfig | None] = {}
     problems: dict[str, None] = {}
     for name, group in _rows_by_run(rows, names).items():
@@ -105,10 +105,10 @@ def _rows_by_run(rows: Sequence[Row], names: Mapping[str, str]) -> dict[str, lis
     no names, with equal settings.
     """
     has_names = any(names["run"] in row.values for row in rows)
-    settings = [(key, name) for key, name in names.items() if key not in _CURVE]
+    settings = [name for key, name in names.items() if key not in _CURVE]
     rows_by_run: dict[str, list[Row]] = {}
     for row in rows:
-        pairs = [f"{key}={row.values[name]}" for key, name in settings if name in row.values]
+        pairs = [f"{name}={row.values[name]}" for name in settings if name in row.values]
         run = str(row.values.get(names["run"], "")) if has_names else ", ".join(pairs)
         rows_by_run.setdefault(run, []).append(row)
     return rows_by_run
