@@ -298,9 +298,9 @@ def test_only_stages_of_several_workers_send_activations(schedule: Any) -> None:
     assert of_two == {"1f1b": 1, "interleaved_1f1b": 3, "zbv": 2}[schedule] / 2
 
 
-def test_deepspeed_gathers_parameters_once_in_a_step_or_twice_in_a_pass() -> None:
-    cards = [DeepSpeedConfig(name="deepspeed", stage=stage) for stage in (2, 3)]
-    assert [card.sent_in_pass(4, 2)[0] for card in cards] == [0.75 * 1.5, 0.75 * 3]
+def test_deepspeed_exchanges_in_each_pass_what_its_stage_divides() -> None:
+    cards = [DeepSpeedConfig(name="deepspeed", stage=stage) for stage in (1, 2, 3)]
+    assert [card.sent_in_pass(4, 2)[0] for card in cards] == [0.75 * 1.5, 0.75 * 2.5, 0.75 * 3]
 
 
 @pytest.mark.full

@@ -187,12 +187,14 @@ class DeepSpeedConfig(StrategyConfig):
     def sent_in_pass(
         self, num_workers: int, num_passes: int, precision: str = "fp32"
     ) -> tuple[float, float]:
-        """Return the shares as `StrategyConfig.sent_in_pass` says: of the gradients, which all
-        passes sum, and of the parameters, which are gathered once in a step, in stage 3 twice in
-        each pass. A sum that leaves each worker its part counts as one gathering.
+        """Return the shares as `StrategyConfig.sent_in_pass` says.
+
+        Stage 1 sums the gradients once in a step, stage 2 in each pass, both by an all-reduce,
+        which sends twice what a gathering does; then they gather the parameters. In each pass,
+        stage 3 gathers the parameters twice and leaves each worker its part of the sums.
         """
-        gatherings = 2 if self.stage == 3 else 1 / num_passes
-        return (1 - 1 / num_workers) * (1 + gatherings), 0.0
+        gatherings = {1: 3 / num_passes, 2: 2 + 1 / num_passes, 3: 3.0}[self.stage]
+        return (1 - 1 / num_workers) * gatherings, 0.0
 
     def parts_held(self, num_workers: int) -> tuple[int, int, int]:
         gradient_parts = num_workers if self.stage >= 2 else 1
