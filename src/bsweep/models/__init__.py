@@ -81,8 +81,10 @@ def initial(
     convert(model.to(device), dtype)
     layout = memory_format(config, model)
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.dim() == 4:  # The module's own `to` would fail for 5-dimensional tensors.
-            tensor.data = tensor.data.to(memory_format=layout)
+        # The module's own `to` would fail for 5-dimensional tensors. Copies have no gaps, as parts
+        # of larger tensors have, and repeat no elements, as expanded ones do.
+        form = layout if tensor.dim() == 4 else torch.preserve_format
+        tensor.data = tensor.data.clone(memory_format=form)
     for module in model.modules():
         if isinstance(module, private("batchnorm")) and module.momentum is not None:
             module.num_batches_tracked = (
@@ -92,14 +94,15 @@ def initial(
 
 
 def convert(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert a model's floating-point tensors to `dtype`, and copy all tensors, so that they are
-    dense: an expanded one repeats elements, and a part of a larger one has gaps.
-
-    Complex ones stay complex: the module's own `to` would drop their imaginary part.
+    """Convert a model's floating-point tensors to `dtype`, which is float32 or float64. Complex
+    tensors stay complex: the module's own `to` would drop their imaginary part.
     """
-    for tensor in (*model.parameters(), *model.buffers()):
-        kind = dtype if tensor.is_floating_point() else tensor.dtype
-        tensor.data = tensor.data.to(kind, copy=True)
+    import torch
+
+    if dtype == torch.float64:
+        model.double()
+    else:
+        model.float()
 
 
 def memory_format(config: RunConfig, model: nn.Module) -> torch.memory_format:
