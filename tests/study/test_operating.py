@@ -275,19 +275,20 @@ def test_a_command_of_another_place_stops_no_command_of_this_one(
         (tmp_path / study).mkdir()
 
     def run_again(_: Path, commands: list[Command], run_ids: set[str], *, repeats: bool) -> int:
-        again.append(([command.arguments[-1] for command in commands], run_ids))
+        again.append(([command.arguments[0] for command in commands], run_ids))
         return 0
 
     monkeypatch.setattr(run, "run_again", run_again)
-    outside, inside, branch = (compose(*TINY, f"local_batch={batch}") for batch in (8, 16, 32))
-    history.record(tmp_path / "both", ["outside"], [outside])
-    history.record(tmp_path / "both", ["seed=0", "resume_from=both/x"], [branch])
+    inside, *outside = (compose(*TINY, f"local_batch={batch}") for batch in (16, 8, 32, 64))
+    typed = ("outside", "resume_from=both/a", "resume_from=both/b")
+    for config, words in zip(outside, typed, strict=True):
+        history.record(tmp_path / "both", [words], [config])
     monkeypatch.setattr(history, "horovodrun_size", lambda: 2)
     for study in ("both", "inside"):
         history.record(tmp_path / study, ["inside"], [inside])
     assert study_commands.resume([str(tmp_path / "both")]) == 1
-    # A branch begins before its source has ended.
-    assert again == [(["resume_from=both/x", "outside"], {outside.run_id, branch.run_id})]
+    # A branch begins before its source, which may be a branch, has ended.
+    assert again == [([typed[2], typed[1], typed[0]], {config.run_id for config in outside})]
     assert "horovodrun -np 2" in caplog.text
     with pytest.raises(ValueError, match="start this command inside horovodrun -np 2, too"):
         study_commands.resume([str(tmp_path / "inside")])

@@ -152,8 +152,10 @@ def _leading(study_dir: Path, run_ids: set[str]) -> tuple[list[Command], set[str
     """
     commands = history.read_commands(study_dir)
     leading = [command for command in commands if run_ids & _run_ids_of([command])]
-    # Branches begin before the runs that they continue, which keep no checkpoint to their end.
-    leading.sort(key=lambda command: "resume_from=" not in " ".join(command.arguments))
+    # Branches, the latest first, begin before the runs that they continue: these remove their
+    # checkpoints when they end.
+    branches = [each for each in leading if "resume_from=" in " ".join(each.arguments)]
+    leading = [*reversed(branches), *(each for each in leading if each not in branches)]
     unknown = run_ids - _run_ids_of(leading)
     if unknown:
         problem = (
