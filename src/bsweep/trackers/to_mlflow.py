@@ -99,8 +99,7 @@ def _uri(stored_in: str) -> str:
     """Return a path or an address in the form that MLflow needs; a path, whose folders may have
     colons in their names, becomes the address of an SQLite file.
     """
-    is_address = ":" in stored_in.partition("/")[0]
-    return stored_in if is_address else f"sqlite:///{Path(stored_in).absolute()}"
+    return stored_in if "://" in stored_in else f"sqlite:///{Path(stored_in).absolute()}"
 
 
 def _client(stored_in: str) -> MlflowClient:
@@ -110,8 +109,9 @@ def _client(stored_in: str) -> MlflowClient:
 def _experiment(client: MlflowClient, stored_in: str, study: str) -> str:
     if known := client.get_experiment_by_name(study):
         return str(known.experiment_id)
-    beside = (Path(stored_in).absolute().parent / "mlflow-artifacts").as_uri()
-    artifacts = None if _uri(stored_in) == stored_in else beside
+    artifacts = None
+    if "://" not in stored_in:
+        artifacts = (Path(stored_in).absolute().parent / "mlflow-artifacts").as_uri()
     try:
         return str(client.create_experiment(study, artifact_location=artifacts))
     except MlflowException:  # Another process may have made the experiment in the meantime.
