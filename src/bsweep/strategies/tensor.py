@@ -31,7 +31,8 @@ class TensorParallel(Split, InEachPass):
 
     def vector(self, model: nn.Module) -> Parts:
         self.reports_sums = self.part_index == 0
-        self.division = f"{self.card.replicas} replicas"  # of which each draws its own numbers
+        if self.card.replicas > 1:
+            self.division = f"{self.card.replicas} replicas"  # of which each draws its own numbers
         # What passes send, by the shape of their inputs, and what the optimizer sends for norms.
         self._sent: dict[torch.Size | None, SentBytes] = {}
         slices, mesh = layout(model), self.mesh(model)
