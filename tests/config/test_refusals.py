@@ -103,7 +103,7 @@ REFUSED = [  # what is typed beside local_batch=8, and what the message has
     (f"{DILOCO} strategy.weights=[0.2,0.3,0.5]", "3 weights", "num_workers=2"),
     (f"{DILOCO} optimizer.lr_rule=adascale", "lr_rule=adascale with strategy=diloco"),
     (f"{DILOCO} allocation.local_steps=[1,2,3]", "=[1, 2, 3] with num_workers=2: it has 3 numbers"),
-    (f"{UNEVEN} model=resnet18 allocation.local_batches=[4,4,1,4]", "[4, 4, 1, 4]", "Use alloc"),
+    (f"{UNEVEN} model=resnet18 allocation.local_batches=[4,4,1,4]", "[4, 4, 1, 4]", "Give each"),
     (f"{UNEVEN} strategy=allreduce allocation.local_steps=[1,2,3,4]", "[1, 2, 3, 4]", "diloco"),
     (f"{UNEVEN} strategy=local_sgd allocation=hybrid", "=hybrid with strategy=local_sgd", "diloco"),
     (f"{UNEVEN} {OF_20} allocation.local_batches=[4,4,4,4]", "sum to 16", "global_batch=20"),

@@ -159,13 +159,15 @@ class ModelConfig(Card):
         Yields:
             The message with its remedy, at most one.
         """
-        given, number = point.allocation.local_batches, point.strategy.num_microbatches
+        allocated, number = point.allocation.local_batches, point.strategy.num_microbatches
         if number in point.local_batches:
-            key = "allocation.local_batches" if given else "local_batch"
+            key, remedy = "local_batch", f"Use local_batch={2 * number}"
+            if allocated:
+                key, remedy = "allocation.local_batches", f"Give each worker {2 * number} or more"
             parts = f" in strategy.microbatches={number}" if number > 1 else ""
             yield (
-                f"{key}={show(given or number)}{parts} with model={self.name}: BatchNorm needs two "
-                f"examples or more at a time. Use {key}={2 * number}{' or more' * bool(given)}."
+                f"{key}={show(allocated or number)}{parts} with model={self.name}: BatchNorm needs "
+                f"two examples or more at a time. {remedy}."
             )
 
     def check_num_classes(self, num_classes: int) -> None:

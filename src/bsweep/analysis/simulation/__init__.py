@@ -135,10 +135,9 @@ def _links(
             "exchanges were timed, with another network to simulate, as in --network 25gbit,10us."
         )
     name = study.name if study else "the constants' source"
-    described = {text: links_of(constants, text, name, measured_network) for text in networks}
     return {
-        text: links if "per_node=" in text else machines.within(links, vendor)
-        for text, links in described.items()
+        text: machines.within(links_of(constants, text, name, measured_network), vendor)
+        for text in networks
     }
 
 

@@ -133,7 +133,9 @@ def notes(
 
 
 def within(network: Network, machine: Machine | None) -> Network:
-    """Return a network whose nodes are such machines, or as it is if there is no machine."""
-    if machine is None or machine.workers == 1:
+    """Return a network whose nodes are such machines, unless it already says what a node has, or
+    there is no machine.
+    """
+    if machine is None or network.per_node > 1 or machine.workers == 1:
         return network
     return replace(network, per_node=machine.workers, inner=parse_network(machine.inner).link)

@@ -198,7 +198,10 @@ def _network(words: Sequence[str]) -> Network:
     if (network.sites > 1) != (network.between.bytes_per_second < np.inf):
         raise ValueError("sites and between belong together, as in sites=4,between=1gbit/20ms.")
     if (network.per_node > 1) != (network.inner.bytes_per_second < np.inf):
-        raise ValueError("per_node and inner belong together, as in per_node=8,inner=2400gbit/2us.")
+        raise ValueError(
+            "per_node, of two workers or more, and inner belong together, as in "
+            "per_node=8,inner=2400gbit/2us."
+        )
     return network
 
 

@@ -388,7 +388,7 @@ function renderAnswer(cells) {
   const of = place() !== null && study.parts.length > 1 ? `${found.name}: ` : "";
   const own = isOwn(), isSaid = own && !isPredicted() && study.answer.lines.length > 0, [line, ...more] = study.answer.lines;
   byId("question").textContent = of + (wanted === null || isSaid ? "Which batch size, on how many workers?" : `Which batch size, on how many workers, ${QUESTIONS[state.objective]} to ${targetWords()}?`);
-  const none = rows.some((row) => row.isShown && row.reach) ? `Shown runs reached ${targetWords()}, but of too few is it known after how long.` : `None of the shown runs reached ${targetWords()}.`;
+  const none = rows.some((row) => row.isShown && row.reach) ? `In no cell did most of the shown runs reach ${targetWords()} at a known cost.` : `None of the shown runs reached ${targetWords()}.`;
   const [name, value] = isSaid ? [line] : best ? cellReading(best) : [wanted === null ? "There is no recommended cell yet." : none];
   byId("best").className = isSaid ? "said" : "";
   byId("best").textContent = name + (value ? ":" : "");
