@@ -403,9 +403,9 @@ def test_a_study_gives_constants_and_its_measured_cells(study: Path) -> None:
         assert simulated[workers] == pytest.approx(measured[workers], rel=0.15)
     assert simulated[256] > simulated[2]
     for kind in ("measured", "simulated"):  # each compared with its own kind
-        of = cells.xs((kind, "horovod"))
-        rate = of["global_batch"] / of["step_seconds"]
-        assert of["speed_up"][[1, 2]].tolist() == pytest.approx([1, rate[2] / rate[1]])
+        rows = cells.xs((kind, "horovod"))
+        rate = rows["global_batch"] / rows["step_seconds"]
+        assert rows["speed_up"][[1, 2]].tolist() == pytest.approx([1, rate[2] / rate[1]])
     low, middle, high = (
         np.log(cells.loc["simulated"][f"step_seconds{end}"]) for end in ("_low", "", "_high")
     )
@@ -438,6 +438,7 @@ BY_MEMORY = "--network 25gbit --strategies diloco,diloco:allocation=batch_by_mem
         ("--network 25gbit --strategies horovod:buckets=0", "buckets"),
         ("--network 25gbit --strategies horovod:buckets=[", r"strategy\.buckets=\["),
         ("--network 25gbit --strategies horovod,own", "--strategies own"),
+        ("--network 25gbit --global-batch 32 --workers 64", "32 cannot be divided by 64"),
         ("--network 25gbit --strategies single --workers 2", "exchanges nothing"),
         ("--network 25gbit --machine h100", "one source"),
         ("--network 25gbit --speeds 0,1", "above 0"),

@@ -415,7 +415,9 @@ MEMORY, CHUNKS = "strategy.sharding=memory", "strategy.sharding=hashed_chunks"
 )
 def test_bytes_of_servers_are_those_that_travel(more: tuple[str, ...]) -> None:
     how = ("strategy=parameter_server", "strategy.num_servers=2", "global_batch=24")
-    first, *_ = trained(3, *how, *more)
+    workers = trained(3, *how, *more)
+    assert_reached(workers, oracle(24))
+    first = workers[0]
     total, num_beside = 8 * len(first["parameters"]), float("strategy.colocated=true" in more)
     for epoch in first["epochs"]:  # of four steps
         mean = 4 * total * (3 - num_beside) // 3  # each half of it stays with one worker

@@ -78,8 +78,8 @@ def problems_with_data(config: RunConfig, num_train: int) -> Iterator[str]:
             f"(epochs={config.epochs} of {num_train} examples): use less than {num_train}, or "
             "evaluate_every_examples=null to evaluate at the ends of epochs only."
         )
-    each = config.examples_per_round
-    is_within = every is not None and -(-every // each) * each < num_train
+    size = config.examples_per_round
+    is_within = every is not None and -(-every // size) * size < num_train
     if config.target and config.epochs == 1 and not is_within:
         yield (
             f"{config.target} counts as reached when two of three evaluations in a row reach "

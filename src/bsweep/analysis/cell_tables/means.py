@@ -328,14 +328,14 @@ def run_steps(study: Study, unit: str = "step") -> pd.DataFrame:
     epochs = _amounts_of_epochs(study, unit).groupby("run_id")[_AMOUNTS]
     is_known = epochs.count().eq(epochs.size(), axis="index")
     times = _per_step(epochs.sum().where(is_known))
-    begun = study.runs[continues(study.runs)].set_index("run_id")
-    times = times[~times.index.isin(begun.index)]
+    branches = study.runs[continues(study.runs)].set_index("run_id")
+    times = times[~times.index.isin(branches.index)]
     if unit != "step":
         return times
-    last = study.evaluations.groupby("run_id")[[*_OF_BRANCH.values()]].last().astype(float)
-    before = begun.reindex(columns=[*_OF_BRANCH]).rename(columns=_OF_BRANCH).astype(float)
-    own = last - before.reindex(last.index, fill_value=0.0)
-    total = own["train_seconds"] / own["num_steps"].where(own["num_steps"] > 0)
+    ends = study.evaluations.groupby("run_id")[[*_OF_BRANCH.values()]].last().astype(float)
+    starts = branches.reindex(columns=[*_OF_BRANCH]).rename(columns=_OF_BRANCH).astype(float)
+    amounts = ends - starts.reindex(ends.index, fill_value=0.0)
+    total = amounts["train_seconds"] / amounts["num_steps"].where(amounts["num_steps"] > 0)
     times = times.reindex(times.index.union(total.index))
     return times.assign(total_seconds=total.fillna(times["total_seconds"]))
 
