@@ -154,8 +154,9 @@ def _leading(study_dir: Path, run_ids: set[str]) -> tuple[list[Command], set[str
     leading = [command for command in commands if run_ids & _run_ids_of([command])]
     # Branches, the latest first, begin before the runs that they continue: these remove their
     # checkpoints when they end.
-    branches = [each for each in leading if "resume_from=" in " ".join(each.arguments)]
-    leading = [*reversed(branches), *(each for each in leading if each not in branches)]
+    branches = [command for command in leading if "resume_from=" in " ".join(command.arguments)]
+    sources = [command for command in leading if command not in branches]
+    leading = [*reversed(branches), *sources]
     unknown = run_ids - _run_ids_of(leading)
     if unknown:
         problem = (

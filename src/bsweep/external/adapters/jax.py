@@ -30,7 +30,7 @@ def steps(
         state: Returns what a step has changed, such as the parameters.
         examples: As for `run.steps`.
     """
-    device = {"device": jax.local_devices()[0].device_kind}  # of which bsweep sees only torch's
+    device = {"device": jax.local_devices()[0].device_kind}  # bsweep itself asks torch alone
     run.loop.report("facts", is_ready=False, facts=device, software={})
     return run.steps(batches, examples, finish=lambda: jax.block_until_ready(state()))
 

@@ -175,7 +175,7 @@ function starred(cells) {  // the best cell by the objective has the star
 function measuredCells(shown) {
   const groups = new Map();
   for (const row of shown) {
-    // Not at its best learning rate, or there after a time or with an energy that is not known.
+    // It is not at its best learning rate, or it reached the target at a cost that is not known.
     if (!row.curve || (row.part === null && study.answer.part !== null) || (row.reach && row.to_target === null)) continue;
     const name = cellName(row);
     if (!groups.has(name)) groups.set(name, []);
